@@ -1,0 +1,434 @@
+"""The causal convolution behind every Canon layer: its definition, two fast forms, their checks.
+
+A Canon layer (paper Section 4, Eq. 4.1) adds to each hidden state a weighted sum of itself and of the K-1
+states before it, with one weight a channel and a distance:
+
+    z_t = w_0 * h_t + w_1 * h_{t-1} + .. + w_{K-1} * h_{t-K+1}        (elementwise; h is zero before the start)
+    y_t = h_t + z_t                                                   (the residual)
+
+No sum runs over channels, so this is a *depthwise* convolution: K multiplications for every number read. A GPU
+can do hundreds in the time it takes to fetch that number, so the arithmetic is free and the only cost is
+memory traffic. The ideal forward pass reads x once and writes y once, just as a plain copy does; the ideal
+backward pass reads x and dy once and writes dx. That is why Canon is cheap, and what this file is about.
+
+Reading order:
+  1. the definition, shift-and-add in plain PyTorch (`causal_conv_reference`); everything is tested against it
+  2. the same by PyTorch's convolution library, for the CPU and any device without Triton
+  3. a Triton kernel: the tile, the pointers, the backward pass
+  4. the kernel as a PyTorch operator, so that autograd and torch.compile know it
+  5. `causal_conv`, the function that the models call: it picks
+  6. `python kernels.py` checks every form against float64 and times it beside a plain copy
+"""
+
+import argparse
+import os
+import statistics
+import time
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+
+if __name__ == "__main__" and not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # no GPU: section 6 still checks the kernel, in the interpreter
+
+try:  # Triton comes with PyTorch's CUDA builds. Nothing here is compiled when you install.
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 1. The definition
+# ------------------------------------------------------------------------------------------------------------
+
+
+def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
+    """Depthwise causal convolution over time (paper Eq. 4.1), as a sum of shifted copies of x.
+
+    x           (B, T, D) float tensor
+    weight      (K, D) float tensor; weight[i] multiplies the input i steps back
+    residual    add x itself to the result
+    activation  None, or "silu" for SiLU after the convolution (and before the residual)
+    tail        (B, K-1, D), the inputs just before x; None means zeros
+    returns     (B, T, D) in x's dtype, computed in float32 (in float64 if x is)
+    """
+    K, T = weight.shape[0], x.shape[1]
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    h, w = x.to(dtype), weight.to(dtype)
+    # past[:, K-1+t] is h_t, so the copy shifted by i starts at K-1-i
+    past = F.pad(h, (0, 0, K - 1, 0)) if tail is None else torch.cat([tail.to(dtype), h], dim=1)
+    z = sum(w[i] * past[:, K - 1 - i : K - 1 - i + T] for i in range(K))  # (B, T, D)
+    if activation == "silu":
+        z = F.silu(z)
+    return (h + z if residual else z).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 2. By the convolution library: what runs on the CPU
+#
+# Run eagerly, the definition allocates two tensors for every shift, and autograd makes as many again. PyTorch has
+# tuned depthwise convolutions, but conv1d wants (B, D, T): it would transpose x forth and back. Yet in memory our
+# (B, T, D) *is* a picture of height 1 and width T in the "channels last" format that conv2d likes best, so no byte
+# moves. Padded by K-1 on both sides, the convolution gives T+K-1 outputs; the first T of them look back: causal.
+#
+# The derivative by hand, with dy the gradient of the result:
+#
+#     y_t  = sum_i w_i h_{t-i}      h_s is used by y_s, y_{s+1} .. y_{s+K-1}, hence
+#     dh_s = sum_i w_i dy_{s+i}     the convolution in the other direction: kernel flipped, the last T outputs
+#     dw_i = sum_t dy_t h_{t-i}
+#
+# The residual is one more in w_0.
+# ------------------------------------------------------------------------------------------------------------
+
+
+def look_around(x, kernel):
+    """(B, T+K-1, D): for kernel (K, D), the sums kernel[0] * x_{t-K+1} + .. + kernel[K-1] * x_t, t = 0 .. T+K-2."""
+    K, D = kernel.shape
+    image = x.transpose(1, 2).unsqueeze(2)  # (B, D, 1, T), channels last
+    z = F.conv2d(image, kernel.t().reshape(D, 1, 1, K), padding=(0, K - 1), groups=D)
+    return z.squeeze(2).transpose(1, 2)
+
+
+class ImageConv(torch.autograd.Function):
+    """conv(x), x (B, T, D), weight (K, D) of the same dtype."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return look_around(x, weight.flip(0))[:, : x.shape[1]]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        K, T = weight.shape[0], x.shape[1]
+        dx = look_around(dy, weight)[:, K - 1 :] if ctx.needs_input_grad[0] else None
+        dw = None
+        if ctx.needs_input_grad[1]:
+            # The products dy * h are temporaries: a few sequences at a time, they (about 1 MB) stay in the cache. Sum
+            # over time first, so that each thread sums the sequences that it multiplied.
+            n = max(1, 2**18 // max(1, x[0].numel()))
+            dw = weight.new_zeros(K, *x[:, 0].shape)  # (K, B, D)
+            for h, g, out in zip(x.split(n), dy.split(n), dw.split(n, dim=1)):
+                for i in range(min(K, T)):
+                    torch.sum(g[:, i:] * h[:, : T - i], dim=1, out=out[i])
+            dw = dw.sum(1)
+        return dx, dw
+
+
+def causal_conv_image(x, weight, residual=True, activation=None):
+    """`causal_conv_reference` without a tail, by conv2d."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    h, w = x.to(dtype), weight.to(dtype)
+    if activation == "silu":
+        z = F.silu(ImageConv.apply(h, w))
+        return (h + z if residual else z).to(x.dtype)
+    if residual:
+        w = torch.cat([w[:1] + 1, w[1:]])
+    return ImageConv.apply(h, w).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 3. The Triton kernel: what runs on CUDA
+#
+# The tile. x[b] is a sheet of T rows (time) by D columns (channels), contiguous along a row. One program makes one
+# tile of y, ROWS by COLS, and needs the same tile of x plus the K-1 rows above it:
+#
+#                  <-- COLS channels -->
+#      t0-3  . . .+---------------------+
+#      t0-2       |  rows of the tile   |     K-1 rows that the program above loads too: 3 in every ROWS,
+#      t0-1       |  above, read again  |     and they come from the cache, not from memory
+#      t0         +=====================+
+#      t0+1       |                     |     y's row t is w_0 * x's row t + .. + w_3 * x's row t-3: so load the
+#       ..        |  the tile of y      |     whole tile K times, i rows higher each time. Only the first load
+#      t0+ROWS-1  +=====================+     travels from memory; the shifted ones hit the same cache lines.
+#
+# The pointers. Element (b, t, c) of x lies at x_ptr + b * stride_b + t * stride_t + c. So `rows` (a column of time
+# indices) times stride_t plus `cols` (a row of channel indices) is a whole tile of addresses, and moving up i rows
+# is `rows - i`. stride_t need not be D: a slice of a wider projection works without a copy.
+#
+# The backward pass. As derived in section 2, dx is the convolution of dy in the other direction: tiles of dy shifted
+# *down* by 0..K-1. The same shifted tiles, multiplied with the one tile of x and summed over its rows, are this
+# tile's share of dw_0 .. dw_{K-1}: one pass over x and dy gives everything. The shares go to a small float32
+# table, summed afterwards: unlike atomic adds, that gives the same bits in every run.
+# ------------------------------------------------------------------------------------------------------------
+
+if triton is not None:
+
+    @triton.jit
+    def conv_tile(x_ptr, w_ptr, rows, cols, stride_t, T, D, K: tl.constexpr):
+        """sum_i w_i * x[rows - i], a (ROWS, COLS) float32 tile; rows outside 0..T-1 of x count as zero."""
+        z = tl.zeros((rows.shape[0], cols.shape[1]), dtype=tl.float32)
+        for i in tl.static_range(K):
+            w = tl.load(w_ptr + i * D + cols, mask=cols < D, other=0.0).to(tl.float32)  # (1, COLS)
+            inside = (rows >= i) & (rows - i < T) & (cols < D)
+            z += w * tl.load(x_ptr + (rows - i) * stride_t + cols, mask=inside, other=0.0).to(tl.float32)
+        return z
+
+    @triton.jit
+    def forward_kernel(x_ptr, w_ptr, y_ptr, T, D, stride_xb, stride_xt,
+                       K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
+                       ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        b = tl.program_id(2).to(tl.int64)  # 64 bits: b * stride can pass 2^31
+        rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)  # (ROWS, 1)
+        cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]  # (1, COLS)
+        x_ptr += b * stride_xb
+        inside = (rows < T) & (cols < D)
+
+        y = conv_tile(x_ptr, w_ptr, rows, cols, stride_xt, T, D, K)
+        if SILU:
+            y = y * tl.sigmoid(y)
+        if RESIDUAL:
+            y += tl.load(x_ptr + rows * stride_xt + cols, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y_ptr + (b * T + rows) * D + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, T, D, stride_gb, stride_gt, stride_xb, stride_xt,
+                        K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
+                        ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        b = tl.program_id(2).to(tl.int64)
+        rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+        dy_ptr += b * stride_gb
+        x_ptr += b * stride_xb
+        dw_ptr += (b * tl.num_programs(1) + tl.program_id(1)) * K * D  # this program's line of the dw table
+        inside = (rows < T) & (cols < D)
+
+        x = tl.load(x_ptr + rows * stride_xt + cols, mask=inside, other=0.0).to(tl.float32)
+        dx = tl.zeros((ROWS, COLS), dtype=tl.float32)
+        for i in tl.static_range(K):
+            below = (rows + i < T) & (cols < D)
+            dz = tl.load(dy_ptr + (rows + i) * stride_gt + cols, mask=below, other=0.0).to(tl.float32)
+            if RESIDUAL and i == 0:
+                dx += dz
+            if SILU:  # y = silu(z), so dz = dy * silu'(z); recomputing z costs less than storing it
+                z = conv_tile(x_ptr, w_ptr, rows + i, cols, stride_xt, T, D, K)
+                s = tl.sigmoid(z)
+                dz *= s * (1 + z * (1 - s))
+            dx += tl.load(w_ptr + i * D + cols, mask=cols < D, other=0.0).to(tl.float32) * dz
+            dw = tl.sum(dz * x, axis=0)[None, :]
+            tl.store(dw_ptr + i * D + cols, dw, mask=cols < D)
+        tl.store(dx_ptr + (b * T + rows) * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+def tiling(x):
+    """(grid, ROWS, COLS) for x (B, T, D): 4096 elements a tile, rows of at most 256 bytes in bf16."""
+    B, T, D = x.shape
+    cols = min(128, triton.next_power_of_2(D))
+    rows = min(4096 // cols, triton.next_power_of_2(T))
+    return (triton.cdiv(D, cols), triton.cdiv(T, rows), B), rows, cols
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 4. The kernel as an operator of PyTorch
+#
+# A custom operator is a black box with a signature. torch.compile needs to know only what comes out (the "fake"
+# version: shapes and dtypes, no data); autograd needs to know which operator runs backward.
+# ------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("canon::causal_conv", mutates_args=())
+def conv_op(x: torch.Tensor, weight: torch.Tensor, residual: bool, silu: bool) -> torch.Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() > 0:
+        grid, rows, cols = tiling(x)
+        forward_kernel[grid](x, weight, y, x.shape[1], x.shape[2], x.stride(0), x.stride(1),
+                             weight.shape[0], residual, silu, rows, cols)  # fmt: skip
+    return y
+
+
+@conv_op.register_fake
+def _(x, weight, residual, silu):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("canon::causal_conv_backward", mutates_args=())
+def conv_backward_op(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool, silu: bool
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if dx.numel() == 0:
+        return dx, torch.zeros_like(weight)
+    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    grid, rows, cols = tiling(x)
+    dw = torch.empty(grid[2] * grid[1], *weight.shape, dtype=torch.float32, device=x.device)
+    backward_kernel[grid](dy, x, weight, dx, dw, x.shape[1], x.shape[2], dy.stride(0), dy.stride(1),
+                          x.stride(0), x.stride(1), weight.shape[0], residual, silu, rows, cols)  # fmt: skip
+    return dx, dw.sum(0).to(weight.dtype)
+
+
+@conv_backward_op.register_fake
+def _(dy, x, weight, residual, silu):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty_like(weight)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.flags = inputs[2:]
+
+
+def _backward(ctx, dy):
+    return *conv_backward_op(dy, *ctx.saved_tensors, *ctx.flags), None, None
+
+
+conv_op.register_autograd(_backward, setup_context=_save)
+
+
+def causal_conv_triton(x, weight, residual=True, activation=None):
+    """`causal_conv_reference` without a tail, by the Triton kernel; x float32, bfloat16 or float16."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return conv_op(x, weight.contiguous(), residual, activation == "silu")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 5. What the models call
+# ------------------------------------------------------------------------------------------------------------
+
+
+def causal_conv(x, weight, residual=True, activation=None, tail=None):
+    """`causal_conv_reference`, by the fastest form for the device: same arguments, same result.
+
+    Autocast leaves it alone: y has x's dtype, whatever the dtype of weight. Raises ValueError for shapes that do
+    not fit or an unknown activation.
+    """
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] != x.shape[2]:
+        raise ValueError(f"causal_conv takes x (B, T, D) and weight (K, D), not {tuple(x.shape)} and {tuple(weight.shape)}")
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation = {activation!r}: allowed are None and 'silu'")
+    if tail is not None:
+        # The inputs before x are just more rows on top. Streaming passes a few tokens at a time, so this is cheap.
+        if tail.shape != (x.shape[0], weight.shape[0] - 1, x.shape[2]):
+            raise ValueError(f"tail must be (B, K-1, D) for x {tuple(x.shape)} and K = {weight.shape[0]}, not {tuple(tail.shape)}")
+        y = causal_conv(torch.cat([tail.to(x.dtype), x], dim=1), weight, residual, activation)
+        return y[:, tail.shape[1] :]
+    if triton is not None and x.is_cuda and x.dtype != torch.float64:
+        return causal_conv_triton(x, weight, residual, activation)
+    if torch.compiler.is_compiling():  # torch.compile fuses the definition into one loop, faster than section 2
+        return causal_conv_reference(x, weight, residual, activation)
+    return causal_conv_image(x, weight, residual, activation)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 6. Checks and benchmark
+# ------------------------------------------------------------------------------------------------------------
+
+
+def conv1d(x, weight, residual=True, activation=None):
+    """The same by torch.nn.functional.conv1d(groups=D), which wants (B, D, T) and convolves with a flipped kernel."""
+    K, D = weight.shape
+    kernel = weight.flip(0).t().reshape(D, 1, K).to(x.dtype)
+    z = F.conv1d(F.pad(x.transpose(1, 2), (K - 1, 0)), kernel, groups=D).transpose(1, 2)
+    z = F.silu(z) if activation == "silu" else z
+    return x + z if residual else z
+
+
+def implementations(device):
+    """name -> function(x, weight, residual, activation) for what runs on this device."""
+    found = {"definition": causal_conv_reference, "conv2d": causal_conv_image, "nn.Conv1d": conv1d}
+    if device == "cuda" or has_cpp_compiler():
+        found["torch.compile"] = torch.compile(causal_conv_reference)
+    if triton is not None and (device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+        found["Triton"] = causal_conv_triton
+    return found
+
+
+def has_cpp_compiler():
+    """Whether torch.compile can work on the CPU: it writes C++ and calls a compiler."""
+    import shutil
+
+    return any(shutil.which(c) for c in (os.environ.get("CXX"), "c++", "g++", "clang++", "cl") if c)
+
+
+def value_and_grads(conv, x, weight, dy, *options):
+    """(y, dx, dw) of one implementation, as float64."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    y = conv(x, weight, *options)
+    y.backward(dy.to(y.dtype))
+    return [u.detach().double() for u in (y, x.grad, weight.grad)]
+
+
+def relative_error(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+def check(device):
+    """Largest relative error of y, dx and dw of every implementation against the definition in float64."""
+    print(f"relative error |a - b| / |b| against float64 ({device}; * in the interpreter), worst of y, dx, dw")
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    print(f"{'':16}" + "".join(f"{str(d)[6:]:>12}" for d in dtypes))
+    for name, conv in implementations(device).items():
+        worst = []
+        for dtype in dtypes:
+            errors = []
+            for B, T, D in ((2, 1, 5), (1, 2, 64), (3, 37, 130)):
+                for K, residual, activation in ((4, True, None), (3, False, "silu"), (2, True, "silu")):
+                    x = torch.randn(B, T, 2 * D, device=device, dtype=dtype)[..., D:]  # a slice: strided
+                    w = (torch.rand(K, D, device=device) * 2 - 1) * K**-0.5
+                    dy = torch.randn(B, T, D, device=device, dtype=dtype)
+                    got = value_and_grads(conv, x, w, dy, residual, activation)
+                    want = value_and_grads(causal_conv_reference, x.double(), w.double(), dy.double(), residual, activation)
+                    errors += [relative_error(g, r) for g, r in zip(got, want)]
+            worst.append(max(errors))
+            # rounding: inputs are exact, so only y, dx and what bf16 or fp16 arithmetic inside Conv1d adds
+            limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+            if not max(errors) < limit * (3 if name == "nn.Conv1d" else 1):
+                raise SystemExit(f"{name}, {dtype}: relative error {max(errors):.1e} is over {limit:.0e}")
+        star = "*" if name == "Triton" and device == "cpu" else " "
+        print(f"{name + star:16}" + "".join(f"{e:12.1e}" for e in worst))
+
+
+def median_ms(f, device, seconds=0.5):
+    """Median milliseconds of f(), after a warm-up."""
+    for _ in range(3):
+        f()
+    times, start = [], time.perf_counter()
+    while len(times) < 10 or time.perf_counter() - start < seconds:
+        if device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(), f(), end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            begin = time.perf_counter()
+            f()
+            times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)
+
+
+def benchmark(device, shapes, dtype):
+    """Forward and backward of every implementation, as milliseconds, GB/s and share of a copy's bandwidth."""
+    print(f"\nmedian times, {str(dtype)[6:]}, K = 4, residual; GB/s counts x and y once (forward), x, dy and dx once (backward)")
+    for B, T, D in shapes:
+        x = torch.randn(B, T, D, device=device, dtype=dtype, requires_grad=True)
+        w = ((torch.rand(4, D, device=device) * 2 - 1) / 2).requires_grad_()
+        dy, out = torch.randn_like(x), torch.empty_like(x)
+        gigabytes = x.numel() * x.element_size() / 1e9
+        copy_rate = 2 * gigabytes / median_ms(lambda: out.copy_(x.detach()), device) * 1e3
+        print(f"(B, T, D) = ({B}, {T}, {D}); a copy moves {copy_rate:.0f} GB/s")
+        print(f"{'':16}{'forward ms':>12}{'GB/s':>8}{'of copy':>9}{'backward ms':>13}{'GB/s':>8}{'of copy':>9}")
+        for name, conv in implementations(device).items():
+            if name == "Triton" and device == "cpu":
+                continue  # the interpreter is for checking
+            y = conv(x, w)
+            ahead = median_ms(lambda: conv(x, w), device)
+            back = median_ms(lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True), device)
+            f, g = 2 * gigabytes / ahead * 1e3, 3 * gigabytes / back * 1e3
+            print(f"{name:16}{ahead:12.3f}{f:8.0f}{f / copy_rate:9.0%}{back:13.3f}{g:8.0f}{g / copy_rate:9.0%}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Check every form of the convolution against float64 and time it.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    device = parser.parse_args().device
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: this machine has no CUDA device that PyTorch can use")
+    torch.manual_seed(0)
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{name}; torch {torch.__version__}; triton {triton.__version__ if triton else 'not installed'}\n")
+    check(device)
+    if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model
+        benchmark(device, ((16, 2048, 768), (16, 2048, 2304), (16, 2048, 4096)), torch.bfloat16)
+    else:
+        benchmark(device, ((64, 64, 64), (64, 64, 192), (64, 64, 336)), torch.float32)

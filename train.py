@@ -1,0 +1,341 @@
+"""Train one model on one task:   python train.py --task depo --canon abcd
+
+The order of this file is the order of events: 1 the command line; 2 the run and its folder; 3 data, model, optimiser;
+4 the loop; 5 the closing table. A run leaves in out/<run>/
+
+    config.json     everything needed to repeat it, with versions and device
+    metrics.jsonl   one object a line: step, tokens, loss, lr, tokens_per_s, at evaluations also eval; the last line has
+                    "final": true and seconds
+    ckpt.pt         model, optimiser and step, written at evaluations, on Ctrl-C and at the end: `--resume` goes on from it
+
+which is all that plot.py reads.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from canon_gpt import MIXERS, MLPS, POSITIONS, CanonGPT, Config
+from tasks import ALIASES, PRESETS, make_task
+
+LOG_EVERY = 20  # steps
+
+# ------------------------------------------------------------------------------------------------------------
+# 1. The command line
+# ------------------------------------------------------------------------------------------------------------
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(
+        description="Train a Transformer, with or without Canon layers, on a synthetic task and score it exactly.",
+        epilog="examples:  python train.py --task copy --canon abcd      one layer learns to copy\n"
+        "           python train.py --task depo --canon abcd      k hops in a row; compare without --canon\n"
+        "           python train.py --task depo --pos nope --canon abcd --seed 1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument_group("task").add_argument
+    add("--task", required=True, help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1)")
+    add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU, minutes (default with one); "
+        "paper: the paper's numbers. Sets everything below that is not given")  # fmt: skip
+    add("--N", type=int, help="size: numbers to copy, nodes of the longest cycle")
+    add("--K", type=int, help="depo: the most hops a question asks for")
+    add("--V", type=int, help="depo: a word's tokens are drawn from V, its last from another V")
+    add("--word-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="depo: tokens a word")
+    add("--block-size", type=int, help="context, in tokens")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--mixer", default="attention", help=f"one of {', '.join(MIXERS)} (default %(default)s)")
+    add("--canon", default="", metavar="POINTS", help="where Canon layers sit: any of the letters a, b, c, d (default none)")
+    add("--pos", default="rope", help=f"one of {', '.join(POSITIONS)} (default %(default)s)")
+    add("--mlp", default="swiglu", help=f"one of {', '.join(MLPS)} (default %(default)s)")
+    add("--canon-kernel", type=int, default=4, metavar="K", help="tokens that a Canon layer sees: 2, 3 or 4 (default)")
+    add("--canon-no-residual", action="store_true", help="Canon without its residual")
+    add("--canon-silu", action="store_true", help="SiLU after Canon's convolution")
+    add("--canon-frozen", action="store_true", help="keep Canon's random initial weights")
+    add("--tie-embeddings", action="store_true", help="one matrix for embedding and head")
+    add("--n-layer", type=int)
+    add("--n-head", type=int)
+    add("--d-model", type=int)
+
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=int)
+    add("--batch-size", type=int, help="windows a step")
+    add("--lr", type=float, help="highest learning rate, reached after --warmup steps")
+    add("--warmup", type=int)
+    add("--schedule", help="after the warm-up: cosine (to a tenth of lr) or linear (to zero)")
+    add("--weight-decay", type=float)
+    add("--seed", type=int, default=0, help="of the initial weights and the data (default 0); every model sees the same data")
+
+    add = parser.add_argument_group("run").add_argument
+    add("--device", help="cuda, mps or cpu (default: the first of these that is there)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: on CUDA only)")
+    add("--workers", type=int, help="processes that generate data (default: 4 on CUDA, else 0, which is in this process)")
+    add("--eval-every", type=int, metavar="STEPS", help="score, and save, every so many steps (default: 20 times a run)")
+    add("--eval-size", type=int, default=512, metavar="N", help="instances an evaluation draws (default %(default)s)")
+    add("--out", type=Path, help="the run's folder (default: out/ and a name made of the choices above)")
+    add("--resume", action="store_true", help="go on from the folder's ckpt.pt")
+    return parser.parse_args(argv)
+
+
+def fail(message):
+    print(f"train.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def choose_device(wanted):
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted is None:
+        return next(name for name in there if there[name])
+    if not there.get(wanted):
+        fail(f"device = {wanted!r}: allowed on this machine: {', '.join(name for name in there if there[name])}")
+    return wanted
+
+
+def check_numbers(training, args):
+    """What a typing slip can break and no other check sees."""
+    for field, least in (("steps", 1), ("batch_size", 1), ("warmup", 0), ("weight_decay", 0)):
+        if not (math.isfinite(training[field]) and training[field] >= least):
+            fail(f"{field} = {training[field]}: must be at least {least}")
+    if not (math.isfinite(training["lr"]) and training["lr"] > 0):
+        fail(f"lr = {training['lr']}: must be over 0")
+    if training["schedule"] not in ("cosine", "linear"):
+        fail(f"schedule = {training['schedule']!r}: allowed: cosine, linear")
+    for field, least in (("seed", 0), ("workers", 0), ("eval_every", 1), ("eval_size", 1)):
+        if getattr(args, field) is not None and getattr(args, field) < least:
+            fail(f"{field} = {getattr(args, field)}: must be at least {least}")
+
+
+def given(args, *fields):
+    """Those of the fields that the command line sets."""
+    return {f: getattr(args, f) for f in fields if getattr(args, f) is not None}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 2. The run and its folder
+# ------------------------------------------------------------------------------------------------------------
+
+
+def run_name(args, task):
+    """Task, preset, the model's choices and whatever else differs from the preset, and the seed."""
+    parts = [task.name, args.preset, args.mixer if args.mixer != "attention" else "", args.pos, args.canon.lower() or "bare"]
+    default = parse_arguments(["--task", args.task])
+    named = ("task", "preset", "mixer", "pos", "canon", "seed")
+    technical = ("device", "compile", "workers", "eval_every", "eval_size", "out", "resume")
+    for field, value in vars(args).items():
+        if field not in named + technical and value != getattr(default, field):
+            value = "-".join(map(str, value)) if isinstance(value, list) else value
+            parts.append(field.replace("_", "-") + ("" if value is True else f"={value}"))
+    return "_".join(filter(None, parts)) + f"_s{args.seed}"
+
+
+def difference(old, new, path=""):
+    """The first field in which two nested dicts differ, as 'field: old -> new', or None."""
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            if found := difference(a, b, f"{path}{key}."):
+                return found
+        elif a != b:
+            return f"{path}{key}: {a!r} there, {b!r} now"
+    return None
+
+
+def write_atomically(path, write):
+    """A file that a crash leaves whole: the old one or the new one."""
+    fresh = path.with_suffix(path.suffix + ".new")
+    write(fresh)
+    os.replace(fresh, path)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 3. Data, model, optimiser
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Stream(Dataset):
+    """The task's batches as a data set of steps, so that PyTorch's loader brings them in order from any worker."""
+
+    def __init__(self, task, seed, batch_size):
+        self.task, self.seed, self.batch_size = task, seed, batch_size
+
+    def __getitem__(self, step):
+        return [torch.from_numpy(a) for a in self.task.batch(self.seed, step, self.batch_size)]
+
+
+def make_optimizer(model, training, device):
+    """AdamW; weight decay on the matrices of Linear and Embedding only, so not on norms and Canon weights."""
+    matrices = {m.weight for m in model.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Embedding))}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p in matrices], "weight_decay": training["weight_decay"]},
+        {"params": [p for p in trained if p not in matrices], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=training["betas"], eps=training["eps"], fused=device != "mps")
+
+
+def learning_rate(step, training):
+    """Linear warm-up, then cosine to a tenth or linear to zero."""
+    steps, warmup = training["steps"], training["warmup"]
+    if step < warmup:
+        return training["lr"] * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    if training["schedule"] == "linear":
+        return training["lr"] * (1 - done)
+    return training["lr"] * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 4. The loop
+# ------------------------------------------------------------------------------------------------------------
+
+
+def main():
+    args = parse_arguments()
+    device = choose_device(args.device)
+    args.preset = args.preset or ("small" if device == "cuda" else "nano")
+    try:
+        task = make_task(args.task, args.preset, **given(args, "N", "K", "V", "word_len", "block_size"))
+        training = {**task.training, **given(args, "steps", "batch_size", "lr", "warmup", "schedule", "weight_decay")}
+        check_numbers(training, args)
+        config = Config(
+            vocab_size=task.vocab_size, block_size=task.block_size, mixer=args.mixer, mlp=args.mlp, pos=args.pos,
+            canon=args.canon, canon_kernel=args.canon_kernel, canon_residual=not args.canon_no_residual,
+            canon_silu=args.canon_silu, canon_frozen=args.canon_frozen, tie_embeddings=args.tie_embeddings,
+            **{**task.model, **given(args, "n_layer", "n_head", "d_model")},
+        )  # fmt: skip
+    except ValueError as error:
+        fail(error)
+    compiled = device == "cuda" if args.compile is None else args.compile
+    if compiled and device == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl"))):
+        fail("--compile on the CPU needs a C++ compiler, and none was found: leave it out or install one")
+    workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
+    eval_every = args.eval_every or max(1, training["steps"] // 20)
+
+    # what makes the run what it is: the same again gives the same scores, and --resume asks for the same
+    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed}
+    recipe = json.loads(json.dumps(recipe))
+    out = args.out or Path("out") / run_name(args, task)
+    checkpoint = out / "ckpt.pt"
+    if args.resume:
+        if not checkpoint.exists():
+            fail(f"--resume: {checkpoint} does not exist")
+        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        if differs := difference(saved["recipe"], recipe):
+            fail(f"--resume: {checkpoint} is of another configuration: {differs}")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        fail(f"{out} holds another run: --resume goes on with it, --out takes another folder, or remove it")
+
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    model = CanonGPT(config).to(device)
+    optimizer = make_optimizer(model, training, device)
+    start, seconds, last_eval = 0, 0.0, {}
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = out / "metrics.jsonl"
+    if args.resume:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        start, seconds, last_eval = saved["step"], saved["seconds"], saved["eval"]
+        lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] <= start]
+        lines = [line for line in lines if not json.loads(line).get("final")]
+        write_atomically(metrics, lambda path: path.write_text("".join(line + "\n" for line in lines)))
+    else:
+        about = {
+            "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
+            "command": "python " + " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"),
+            "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",
+            "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+        }  # fmt: skip
+        write_atomically(out / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
+
+    counts = model.parameter_counts()
+    print(f"{task.name} ({args.preset}), {config.pos}, canon {config.canon or 'none'}: {config.n_layer} layers, {config.d_model} dims, "
+          f"{counts['total']:,} parameters (embeddings {counts['embeddings']:,}, Canon {counts['canon']:,})")  # fmt: skip
+    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device}; results in {out}")
+
+    def save(step):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "recipe": recipe,
+                 "seconds": seconds + time.perf_counter() - began, "eval": last_eval}  # fmt: skip
+        write_atomically(checkpoint, lambda path: torch.save(state, path))
+
+    def autocast():
+        return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
+
+    steps = range(start, training["steps"])
+    loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
+                        num_workers=workers, pin_memory=device == "cuda", persistent_workers=False)  # fmt: skip
+    forward = torch.compile(model) if compiled else model
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as for Ctrl-C
+    bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1)
+    began = last_time = time.perf_counter()
+    last_step, finished = start, start
+    with open(metrics, "a", buffering=1) as log, bar:
+        try:
+            for step, (tokens, mask) in zip(steps, loader):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(step, training)
+                tokens, mask = (a.to(device, non_blocking=True) for a in (tokens, mask))
+                with autocast():
+                    loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
+                loss.backward()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                finished = step + 1
+
+                evaluate = finished % eval_every == 0 or finished == training["steps"]
+                if not (evaluate or finished % LOG_EVERY == 0):
+                    bar.update()
+                    continue
+                # reading a number waits for the GPU, so do it only now and then
+                if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+                    bar.close()
+                    kept = f"{checkpoint} is the last good one" if checkpoint.exists() else "there is no checkpoint yet"
+                    raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {kept}. "
+                                     "A smaller --lr or a longer --warmup may help.")  # fmt: skip
+                now = time.perf_counter()
+                rate = (finished - last_step) * tokens[:, 1:].numel() / (now - last_time)
+                line = {"step": finished, "tokens": finished * tokens[:, 1:].numel(), "loss": round(loss.item(), 5),
+                        "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
+                if evaluate:
+                    with autocast():
+                        last_eval = task.evaluate(model, args.seed, args.eval_size)
+                    line["eval"] = last_eval
+                    save(finished)
+                log.write(json.dumps(line) + "\n")
+                scores = "  ".join(f"{name} {score:.0%}" for name, score in last_eval.items())
+                bar.set_postfix_str(f"loss {line['loss']:.3f}  {rate / 1e3:.0f}k tokens/s  {scores}", refresh=False)
+                bar.update()
+                last_step, last_time = finished, time.perf_counter()
+        except KeyboardInterrupt:
+            bar.close()
+            save(finished)
+            print(f"\nstopped after step {finished}; the same command with --resume goes on", file=sys.stderr)
+            raise SystemExit(130)
+
+        # ----------------------------------------------------------------------------------------------------
+        # 5. The closing table
+        # ----------------------------------------------------------------------------------------------------
+        seconds += time.perf_counter() - began
+        log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), "final": True}) + "\n")
+    print(f"\n{'score':12}{'':2}{out.name}, after {finished:,} steps, {seconds:.0f} s")
+    for name, score in last_eval.items():
+        print(f"{name:12}{score:8.1%}")
+
+
+if __name__ == "__main__":
+    main()
