@@ -87,7 +87,8 @@ def look_around(x, kernel):
     """(B, T+K-1, D): for kernel (K, D), the sums kernel[0] * x_{t-K+1} + .. + kernel[K-1] * x_t, t = 0 .. T+K-2."""
     K, D = kernel.shape
     image = x.transpose(1, 2).unsqueeze(2)  # (B, D, 1, T), channels last
-    z = F.conv2d(image, kernel.t().reshape(D, 1, 1, K), padding=(0, K - 1), groups=D)
+    with torch.autocast(x.device.type, enabled=False):  # autocast would round everything to bf16 first
+        z = F.conv2d(image, kernel.t().reshape(D, 1, 1, K), padding=(0, K - 1), groups=D)
     return z.squeeze(2).transpose(1, 2)
 
 
@@ -305,7 +306,7 @@ def causal_conv(x, weight, residual=True, activation=None, tail=None):
         return y[:, tail.shape[1] :]
     if triton is not None and x.is_cuda and x.dtype != torch.float64:
         return causal_conv_triton(x, weight, residual, activation)
-    if torch.compiler.is_compiling():  # torch.compile fuses the definition into one loop, faster than section 2
+    if torch.compiler.is_compiling() or x.numel() == 0:  # torch.compile fuses the definition into one loop
         return causal_conv_reference(x, weight, residual, activation)
     return causal_conv_image(x, weight, residual, activation)
 

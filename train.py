@@ -39,8 +39,19 @@ LOG_EVERY = 20  # steps
 # ------------------------------------------------------------------------------------------------------------
 
 
-def parse_arguments(argv=None):
-    parser = argparse.ArgumentParser(
+def fail(message):
+    """Bad input: one line, exit status 2."""
+    print(f"train.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(f"{message} (see --help)")
+
+
+def parse_arguments(argv):
+    parser = Parser(
         description="Train a Transformer, with or without Canon layers, on a synthetic task and score it exactly.",
         epilog="examples:  python train.py --task copy --canon abcd      one layer learns to copy\n"
         "           python train.py --task depo --canon abcd      k hops in a row; compare without --canon\n"
@@ -89,11 +100,6 @@ def parse_arguments(argv=None):
     add("--out", type=Path, help="the run's folder (default: out/ and a name made of the choices above)")
     add("--resume", action="store_true", help="go on from the folder's ckpt.pt")
     return parser.parse_args(argv)
-
-
-def fail(message):
-    print(f"train.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def choose_device(wanted):
@@ -203,8 +209,27 @@ def learning_rate(step, training):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def main():
-    args = parse_arguments()
+@contextlib.contextmanager
+def stop_requests():
+    """A list that Ctrl-C, or a batch system's SIGTERM, adds to: the loop then saves and ends after the step at hand.
+    A second one ends the program at once."""
+    requests = []
+
+    def note(number, frame):
+        requests.append(number)
+        signal.signal(number, before[number])
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(argv)
     device = choose_device(args.device)
     args.preset = args.preset or ("small" if device == "cuda" else "nano")
     try:
@@ -250,13 +275,13 @@ def main():
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start, seconds, last_eval = saved["step"], saved["seconds"], saved["eval"]
-        lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] <= start]
-        lines = [line for line in lines if not json.loads(line).get("final")]
+        lines = [line for line in metrics.read_text().splitlines() if line.endswith("}")]  # whole ones
+        lines = [line for line in lines if json.loads(line)["step"] <= start and "final" not in json.loads(line)]
         write_atomically(metrics, lambda path: path.write_text("".join(line + "\n" for line in lines)))
     else:
         about = {
             "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
-            "command": "python " + " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"),
+            "command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
             "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",
             "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         }  # fmt: skip
@@ -279,59 +304,55 @@ def main():
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
                         num_workers=workers, pin_memory=device == "cuda", persistent_workers=False)  # fmt: skip
     forward = torch.compile(model) if compiled else model
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as for Ctrl-C
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1)
     began = last_time = time.perf_counter()
     last_step, finished = start, start
-    with open(metrics, "a", buffering=1) as log, bar:
-        try:
-            for step, (tokens, mask) in zip(steps, loader):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(step, training)
-                tokens, mask = (a.to(device, non_blocking=True) for a in (tokens, mask))
+    with open(metrics, "a", buffering=1) as log, bar, stop_requests() as stop:
+        for step, (tokens, mask) in zip(steps, loader):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, training)
+            tokens, mask = (a.to(device, non_blocking=True) for a in (tokens, mask))
+            with autocast():
+                loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            finished = step + 1
+
+            bar.update()
+            evaluate = finished % eval_every == 0 or finished == training["steps"]
+            if not (evaluate or stop or finished % LOG_EVERY == 0):
+                continue
+            # reading a number waits for the GPU, so do it only now and then
+            if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+                bar.close()
+                kept = f"{checkpoint} is the last good one" if checkpoint.exists() else "there is no checkpoint yet"
+                raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {kept}. "
+                                 "A smaller --lr or a longer --warmup may help.")  # fmt: skip
+            now = time.perf_counter()
+            rate = (finished - last_step) * tokens[:, 1:].numel() / (now - last_time)
+            line = {"step": finished, "tokens": finished * tokens[:, 1:].numel(), "loss": round(loss.item(), 5),
+                    "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
+            if evaluate:
                 with autocast():
-                    loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
-                loss.backward()
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                finished = step + 1
-
-                evaluate = finished % eval_every == 0 or finished == training["steps"]
-                if not (evaluate or finished % LOG_EVERY == 0):
-                    bar.update()
-                    continue
-                # reading a number waits for the GPU, so do it only now and then
-                if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
-                    bar.close()
-                    kept = f"{checkpoint} is the last good one" if checkpoint.exists() else "there is no checkpoint yet"
-                    raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {kept}. "
-                                     "A smaller --lr or a longer --warmup may help.")  # fmt: skip
-                now = time.perf_counter()
-                rate = (finished - last_step) * tokens[:, 1:].numel() / (now - last_time)
-                line = {"step": finished, "tokens": finished * tokens[:, 1:].numel(), "loss": round(loss.item(), 5),
-                        "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
-                if evaluate:
-                    with autocast():
-                        last_eval = task.evaluate(model, args.seed, args.eval_size)
-                    line["eval"] = last_eval
-                    save(finished)
-                log.write(json.dumps(line) + "\n")
-                scores = "  ".join(f"{name} {score:.0%}" for name, score in last_eval.items())
-                bar.set_postfix_str(f"loss {line['loss']:.3f}  {rate / 1e3:.0f}k tokens/s  {scores}", refresh=False)
-                bar.update()
-                last_step, last_time = finished, time.perf_counter()
-        except KeyboardInterrupt:
-            bar.close()
-            save(finished)
-            print(f"\nstopped after step {finished}; the same command with --resume goes on", file=sys.stderr)
-            raise SystemExit(130)
-
-        # ----------------------------------------------------------------------------------------------------
-        # 5. The closing table
-        # ----------------------------------------------------------------------------------------------------
+                    last_eval = task.evaluate(model, args.seed, args.eval_size)
+                line["eval"] = last_eval
+            log.write(json.dumps(line) + "\n")
+            if evaluate or stop:
+                save(finished)
+            scores = "  ".join(f"{name} {score:.0%}" for name, score in last_eval.items())
+            bar.set_postfix_str(f"loss {line['loss']:.3f}  {rate / 1e3:.0f}k tokens/s  {scores}", refresh=False)
+            if stop and finished < training["steps"]:
+                bar.close()
+                print(f"stopped after step {finished}; the same command with --resume goes on", file=sys.stderr)
+                raise SystemExit(130)
+            last_step, last_time = finished, time.perf_counter()
         seconds += time.perf_counter() - began
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), "final": True}) + "\n")
+    # --------------------------------------------------------------------------------------------------------
+    # 5. The closing table
+    # --------------------------------------------------------------------------------------------------------
     print(f"\n{'score':12}{'':2}{out.name}, after {finished:,} steps, {seconds:.0f} s")
     for name, score in last_eval.items():
         print(f"{name:12}{score:8.1%}")

@@ -1,0 +1,182 @@
+"""Figures from run logs:   python plot.py out/*
+
+One figure a task, as PNG and SVG. Above, each score against training steps: a line is a model, the mean over its
+seeds, and a band from the lowest to the highest seed. Below, the last scores as bars, with a dot for each seed. Runs
+that are still going show as far as they are.
+
+    python plot.py out/* --out figures          writes figures/<task>.png and .svg (default: into out/)
+    python plot.py out/* --save results.json    also packs the runs' configurations and scores into one small file,
+    python plot.py results.json                 from which the same figures can be drawn
+
+Reading order: 1 reading runs; 2 telling models apart; 3 the figure.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+# ------------------------------------------------------------------------------------------------------------
+# 1. Reading runs
+#
+# A run is its config.json with two things more: "evals", a list of {"step", "eval": {score: value}}, and "final", the
+# seconds it took, or None while it is going.
+# ------------------------------------------------------------------------------------------------------------
+
+
+def read_run(folder):
+    """The run in this folder, or None if it has no scores yet."""
+    try:
+        run = json.loads((folder / "config.json").read_text())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
+    except FileNotFoundError:
+        return None
+    run["evals"] = [{"step": line["step"], "eval": line["eval"]} for line in lines if "eval" in line and "final" not in line]
+    run["final"] = lines[-1].get("seconds") if lines else None
+    return run if run["evals"] else None
+
+
+def read_all(paths):
+    """The runs in folders and packed .json files; what is neither is passed over."""
+    runs = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            run = read_run(path)
+            runs += [run] if run else []
+        elif path.suffix == ".json" and path.exists():
+            runs += json.loads(path.read_text())["runs"]
+        elif not path.exists():
+            print(f"plot.py: {path} does not exist", file=sys.stderr)
+            raise SystemExit(2)
+    return runs
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 2. Telling models apart
+# ------------------------------------------------------------------------------------------------------------
+
+POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi", "halibi": "H-ALiBi"}
+
+
+def canon_label(model):
+    """The paper's names: Canon-ABCD, with (no-res), (act), (cst) for its variants."""
+    if not model["canon"]:
+        return "no Canon"
+    variants = [name for name, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]),
+                                      ("cst", model["canon_frozen"]), (f"K={model['canon_kernel']}", model["canon_kernel"] != 4)) if on]  # fmt: skip
+    return f"Canon-{model['canon'].upper()}" + (f" ({', '.join(variants)})" if variants else "")
+
+
+def flatten(tree, path=""):
+    """{'a': {'b': 1}} -> {'a.b': 1}"""
+    flat = {}
+    for key, value in tree.items():
+        flat.update(flatten(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value})
+    return flat
+
+
+def models(runs):
+    """{label: its runs}. The label names position and Canon, and whatever else differs among the runs, but for the seed."""
+    recipes = [flatten({key: run[key] for key in ("task", "model", "training")}) for run in runs]
+    named = {"model.pos"} | {key for key in recipes[0] if key.startswith("model.canon")}
+    keys = set().union(*recipes) - named
+    differing = sorted(key for key in keys if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
+    groups = {}
+    for run, recipe in zip(runs, recipes):
+        extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
+        label = ", ".join([f"{POSITIONS[run['model']['pos']]} + {canon_label(run['model'])}", *extra])
+        groups.setdefault(label.replace(" + no Canon", ""), []).append(run)
+    return dict(sorted(groups.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def curve(runs, score):
+    """steps, mean, lowest, highest over the runs that have got so far."""
+    values = {}
+    for run in runs:
+        for point in run["evals"]:
+            values.setdefault(point["step"], []).append(point["eval"][score])
+    steps = sorted(values)
+    return steps, *(np.array([f(values[s]) for s in steps]) for f in (np.mean, np.min, np.max))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 3. The figure
+# ------------------------------------------------------------------------------------------------------------
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, for all eyes
+DASHES = ("-", "--", "-.")
+
+
+def draw(task, runs):
+    """The figure of one task's runs."""
+    groups = models(runs)
+    scores = list(runs[0]["evals"][0]["eval"])
+    colours = COLOURS if len(groups) <= len(COLOURS) else plt.cm.viridis(np.linspace(0, 0.9, len(groups)))
+    bar_height = 0.5 + 0.28 * len(groups)
+    figure, axes = plt.subplots(
+        2, len(scores), squeeze=False, sharey="row", layout="constrained",
+        figsize=(2.2 + 2.7 * len(scores), 3.1 + bar_height), height_ratios=(2.6, bar_height),
+    )  # fmt: skip
+    for column, score in enumerate(scores):
+        top, bottom = axes[:, column]
+        for i, (label, members) in enumerate(groups.items()):
+            colour = colours[i]
+            steps, mean, low, high = curve(members, score)
+            top.plot(steps, 100 * mean, DASHES[i % len(DASHES)], color=colour, lw=1.8, marker="o" if len(steps) == 1 else None)
+            top.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.2, lw=0)
+            last = [100 * run["evals"][-1]["eval"][score] for run in members]
+            bottom.barh(i, np.mean(last), color=colour, alpha=0.8, height=0.7)
+            bottom.plot(last, [i] * len(last), "o", color="black", ms=3, clip_on=False)
+            bottom.annotate(f"{np.mean(last):.0f}%", (100, i), (7, 0), textcoords="offset points", va="center", fontsize=9)
+        top.set(title=score, xlabel="training step", ylim=(-2, 102))
+        top.grid(alpha=0.3)
+        bottom.set(xlim=(0, 100), xlabel="last score, %")
+        bottom.grid(axis="x", alpha=0.3)
+    axes[0, 0].set_ylabel("right answers, %")
+    going = {label: any(run["final"] is None for run in members) for label, members in groups.items()}
+    names = [f"{label}\n(still training)" if going[label] else label for label in groups]
+    axes[1, 0].set_yticks(range(len(groups)), names)
+    for name, colour in zip(axes[1, 0].get_yticklabels(), colours):  # the names are the legend of both rows
+        name.set(color=colour, weight="bold")
+    axes[1, 0].invert_yaxis()
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    seeds = sorted({len(members) for members in groups.values()})
+    count = f"{seeds[0]} seed{'s' if seeds[-1] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]}-{seeds[-1]} seeds"
+    first = runs[0]
+    size = ", ".join(f"{key}={first['task'][key]}" for key in ("N", "K") if key in first["task"])
+    shape = f"{first['model']['n_layer']} layer{'s' if first['model']['n_layer'] > 1 else ''}, {first['model']['d_model']} dims"
+    figure.suptitle(f"{task.capitalize()} ({first['preset']}: {size}; {shape}; {count})", fontsize=12)
+    return figure
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Draw scores against steps, and the last scores, from run folders.")
+    parser.add_argument("runs", nargs="+", help="run folders, or files that --save wrote")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the figures (default %(default)s)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="pack configurations and scores into one .json file")
+    args = parser.parse_args()
+    runs = read_all(args.runs)
+    if not runs:
+        print("plot.py: no scores yet in any of these", file=sys.stderr)
+        raise SystemExit(2)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.save:
+        rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
+        args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
+    for task in sorted({run["task"]["name"] for run in runs}):
+        figure = draw(task, [run for run in runs if run["task"]["name"] == task])
+        for ending in ("png", "svg"):
+            figure.savefig(args.out / f"{task}.{ending}", dpi=160)
+        plt.close(figure)
+        print(args.out / f"{task}.png")
+
+
+if __name__ == "__main__":
+    main()

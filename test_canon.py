@@ -1,0 +1,990 @@
+"""The tests:   python -m pytest
+
+Grouped as the files are read: 1 kernels.py, 2 canon_gpt.py, 3 tasks.py, 4 train.py and plot.py. Fast code is compared
+with slow code that is obviously right, written here again from the definitions; properties are tried on random shapes.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: the kernel runs on the CPU, slowly, as it is
+
+import kernels  # noqa: E402
+import plot  # noqa: E402
+import tasks  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+import train  # noqa: E402
+from canon_gpt import MLPS, POSITIONS, Attention, Canon, CanonGPT, Config, distance_bias, rotary_angles, rotate  # noqa: E402
+from tasks import make_task  # noqa: E402
+
+HERE = Path(__file__).parent
+needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
+needs_compiler = pytest.mark.skipif(not kernels.has_cpp_compiler() and not CUDA, reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 1. kernels.py
+# ------------------------------------------------------------------------------------------------------------
+
+SHAPES = ((1, 1, 1), (2, 1, 5), (2, 2, 64), (1, 3, 7), (3, 37, 130), (2, 200, 33))  # T < K; D off every block size
+OPTIONS = [(residual, activation) for residual in (True, False) for activation in (None, "silu")]
+IMPLEMENTATIONS = ["causal_conv", "causal_conv_image", pytest.param("causal_conv_triton", marks=needs_triton)]
+
+
+def conv_inputs(B, T, D, K, dtype=torch.float32):
+    """x, a slice of a wider tensor as after a projection; weight; dy. On the GPU if there is one."""
+    x = torch.randn(B, T, 2 * D + 1, dtype=dtype, device=DEVICE)[..., D : 2 * D]
+    weight = (torch.rand(K, D, device=DEVICE) * 2 - 1) * K**-0.5
+    return x, weight, torch.randn(B, T, D, dtype=dtype, device=DEVICE)
+
+
+def test_convolution_by_hand():
+    x = torch.tensor([[[1.0], [10.0], [100.0]]])
+    weight = torch.tensor([[2.0], [3.0]])  # 2 h_t + 3 h_{t-1}
+    z = torch.tensor([[[2.0], [23.0], [230.0]]])
+    assert torch.equal(kernels.causal_conv_reference(x, weight, residual=False), z)
+    assert torch.equal(kernels.causal_conv_reference(x, weight), x + z)
+    silu = z / (1 + torch.exp(-z))
+    torch.testing.assert_close(kernels.causal_conv_reference(x, weight, activation="silu"), x + silu)
+    tail = torch.tensor([[[5.0]]])
+    assert kernels.causal_conv_reference(x, weight, residual=False, tail=tail)[0, 0, 0] == 2 + 3 * 5
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution_equals_the_definition_in_float64(name, dtype, shape):
+    """Values and both gradients. Inputs are exact in either type and sums are float32, so what is left is rounding the
+    result to dtype: 2^-9 relative in bfloat16, 2^-12 in float16; SiLU's slope adds as much again to gradients."""
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    for K in (2, 3, 4):
+        for residual, activation in OPTIONS:
+            x, weight, dy = conv_inputs(*shape, K, dtype)
+            got = kernels.value_and_grads(getattr(kernels, name), x, weight, dy, residual, activation)
+            want = kernels.value_and_grads(
+                kernels.causal_conv_reference, x.double(), weight.double(), dy.double(), residual, activation
+            )
+            for which, g, w in zip(("y", "dx", "dw"), got, want):
+                scale = w.abs().max().item() + 1
+                assert (g - w).abs().max().item() <= tolerance * scale, (which, K, residual, activation)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_convolution_keeps_the_dtype_and_takes_any_stride(name):
+    conv = getattr(kernels, name)
+    x, weight, _ = conv_inputs(3, 11, 16, 4, torch.bfloat16)
+    assert conv(x, weight).dtype == torch.bfloat16
+    transposed = x.transpose(1, 2).contiguous().transpose(1, 2)  # last dim not contiguous
+    torch.testing.assert_close(conv(transposed, weight), conv(x.contiguous(), weight))
+    x = x.float().requires_grad_()
+    dx = torch.autograd.grad(conv(x, weight).sum(), x)[0]  # sum's gradient is an expanded scalar: strides of 0
+    want = torch.autograd.grad(kernels.causal_conv_reference(x, weight).sum(), x)[0]
+    torch.testing.assert_close(dx, want)
+
+
+@pytest.mark.parametrize("conv", (kernels.causal_conv_reference, kernels.causal_conv), ids=("definition", "causal_conv"))
+@pytest.mark.parametrize("residual, activation", OPTIONS)
+@pytest.mark.parametrize("with_tail", (False, True))
+def test_convolution_gradcheck(conv, residual, activation, with_tail):
+    x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    tail = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True) if with_tail else None
+    assert torch.autograd.gradcheck(lambda *t: conv(t[0], t[1], residual, activation, *t[2:]), (x, weight, tail)[: 2 + with_tail])
+
+
+@pytest.mark.parametrize("conv", (kernels.causal_conv_reference, kernels.causal_conv), ids=("definition", "causal_conv"))
+def test_convolution_streams(conv):
+    """In pieces, each with the inputs before it as tail, as in one pass; gradients flow into the tail."""
+    for K in (2, 3, 4):
+        x, weight, _ = conv_inputs(2, 17, 6, K)
+        whole = conv(x, weight, True, "silu")
+        past, pieces = torch.zeros(2, K - 1, 6, device=DEVICE), []
+        for piece in x.split((1, 2, 5, 1, 8), dim=1):
+            pieces.append(conv(piece, weight, True, "silu", past))
+            past = torch.cat([past, piece], dim=1)[:, -(K - 1) :]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+    tail = torch.zeros(2, 3, 6, device=DEVICE, requires_grad=True)
+    conv(x, weight, tail=tail).sum().backward()
+    torch.testing.assert_close(tail.grad[0], torch.stack([weight[3], weight[2:].sum(0), weight[1:].sum(0)]))
+
+
+@needs_triton
+def test_operator_is_registered_properly():
+    """PyTorch's own check of a custom operator: schema, fake version, autograd, and both under AOTAutograd."""
+    x, weight, _ = conv_inputs(2, 5, 8, 4)
+    torch.library.opcheck(kernels.conv_op, (x.requires_grad_(), weight.requires_grad_(), True, True))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_convolution_compiles_in_one_graph(name):
+    conv = getattr(kernels, name)
+    x, weight, dy = conv_inputs(2, 9, 8, 4)
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    for a, b in zip(kernels.value_and_grads(compiled, x, weight, dy), kernels.value_and_grads(conv, x, weight, dy)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)  # the compiler may sum in another order
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_autocast_leaves_the_convolution_alone(name):
+    x, weight, _ = conv_inputs(2, 9, 8, 4)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        y = getattr(kernels, name)(x, weight)
+    torch.testing.assert_close(y, kernels.causal_conv_reference(x, weight))  # float32 in, float32 out, float32 exact
+
+
+def test_convolution_of_nothing():
+    for shape in ((0, 4, 3), (2, 0, 3)):
+        x = torch.zeros(shape, requires_grad=True)
+        y = kernels.causal_conv(x, torch.ones(4, 3, requires_grad=True))
+        y.sum().backward()
+        assert y.shape == x.grad.shape == shape
+
+
+def test_convolution_refuses_what_does_not_fit():
+    x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
+    for bad in (
+        lambda: kernels.causal_conv(x[0], weight),
+        lambda: kernels.causal_conv(x, torch.zeros(4, 2)),
+        lambda: kernels.causal_conv(x, weight, activation="gelu"),
+        lambda: kernels.causal_conv(x, weight, tail=x),
+    ):
+        with pytest.raises(ValueError):
+            bad()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 2. canon_gpt.py
+# ------------------------------------------------------------------------------------------------------------
+
+CANONS = (
+    dict(canon=""), dict(canon="a"), dict(canon="b"), dict(canon="c"), dict(canon="d"), dict(canon="abcd"),
+    dict(canon="abcd", canon_kernel=2), dict(canon="abcd", canon_kernel=3), dict(canon="abcd", canon_residual=False),
+    dict(canon="abcd", canon_silu=True), dict(canon="abcd", canon_frozen=True),
+)  # fmt: skip
+VARIANTS = [dict(pos=pos, canon=canon) for pos in POSITIONS for canon in ("", "abcd")]
+VARIANTS += [dict(canon) for canon in CANONS] + [dict(mlp=mlp, canon="abcd") for mlp in MLPS]
+
+
+def small_model(**options):
+    """Two layers, 32 dims, 4 heads, 24 positions; weights large enough for every path to matter."""
+    settings = dict(vocab_size=19, block_size=24, n_layer=2, n_head=4, d_model=32) | options
+    model = CanonGPT(Config(**settings))
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                module.weight.mul_(10)
+    return model
+
+
+def label(options):
+    return ",".join(f"{value}" if key in ("pos", "canon", "mlp") else key for key, value in options.items()) or "plain"
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=label)
+def test_causality(options):
+    """Changing token t leaves the logits before t as they are, and changes those from t on."""
+    model = small_model(**options).double()
+    tokens = torch.randint(0, 19, (1, 24))
+    before = model(tokens)[0]
+    for t in (0, 1, 11, 23):
+        changed = tokens.clone()
+        changed[0, t] = (tokens[0, t] + 1) % 19
+        after = model(changed)[0]
+        torch.testing.assert_close(after[:, :t], before[:, :t], atol=1e-12, rtol=0)
+        assert (after[:, t] - before[:, t]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=label)
+def test_streaming_equals_one_pass(options):
+    model = small_model(**options).double()
+    tokens = torch.randint(0, 19, (2, 24))
+    whole = model(tokens)[0]
+    for lengths in ((1,) * 24, (5, 1, 1, 9, 8), (23, 1)):
+        state = {}
+        pieces = [model(piece, state=state)[0] for piece in tokens.split(lengths, dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("points", ("a", "b", "c", "d", "abcd"))
+def test_canon_with_zero_weights_is_no_canon(points):
+    model, bare = small_model(canon=points), small_model()
+    own = {name: w for name, w in model.state_dict().items() if "canon" not in name}
+    bare.load_state_dict(own)
+    assert len(own) < len(model.state_dict())
+    tokens = torch.randint(0, 19, (2, 24))
+    assert not torch.allclose(model(tokens)[0], bare(tokens)[0])
+    for module in model.modules():
+        if isinstance(module, Canon):
+            torch.nn.init.zeros_(module.weight)
+    assert torch.equal(model(tokens)[0], bare(tokens)[0])
+
+
+@pytest.mark.parametrize("point, widths", (("a", [768]), ("b", [2304]), ("c", [768]), ("d", [4096]), ("abcd", [768, 2304, 768, 4096])))
+def test_canon_points_and_widths(point, widths):
+    with torch.device("meta"):
+        model = CanonGPT(Config(vocab_size=10, block_size=8, n_layer=1, canon=point))
+    canons = [module for module in model.modules() if isinstance(module, Canon)]
+    assert [module.weight.shape for module in canons] == [(4, width) for width in widths]
+
+
+def test_canon_points_are_where_the_paper_puts_them():
+    """One block recomputed from its parts, with the convolution written out."""
+
+    def canon(module, h):
+        w = module.weight
+        return h + sum(w[i] * F.pad(h, (0, 0, i, 0))[:, : h.shape[1]] for i in range(4))
+
+    def norm(module, h):
+        return h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.weight
+
+    model = small_model(canon="abcd", pos="nope", n_layer=1).double()
+    tokens = torch.randint(0, 19, (2, 24))
+    block, x = model.blocks[0], model.embed(tokens)
+    h = canon(block.canon_a, norm(block.norm1, x))
+    q, k, v = canon(block.mixer.canon, h @ block.mixer.qkv.weight.T).view(2, 24, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    logits = q @ k.transpose(-1, -2) / 8**0.5
+    logits = logits.masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
+    mixed = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    x = x + mixed @ block.mixer.out.weight.T
+    h = canon(block.canon_c, norm(block.norm2, x))
+    gate, up = canon(block.mlp.canon, h @ block.mlp.up.weight.T).chunk(2, dim=-1)
+    x = x + (gate * torch.sigmoid(gate) * up) @ block.mlp.down.weight.T
+    torch.testing.assert_close(model(tokens)[0], norm(model.norm, x) @ model.head.weight.T)
+
+
+def test_mlp_variants():
+    h = torch.randn(2, 3, 32)
+    relu2 = lambda x: x.clamp(min=0) ** 2  # noqa: E731
+    for mlp, act in (("swiglu", F.silu), ("swiglu-relu2", relu2), ("silu", F.silu), ("relu2", relu2)):
+        module = small_model(mlp=mlp).blocks[0].mlp
+        up = h @ module.up.weight.T
+        if mlp.startswith("swiglu"):
+            assert up.shape[-1] == 2 * 88  # 8 * 32 / 3 = 85.3, and 88 is the nearest multiple of 8
+            inner = act(up[..., :88]) * up[..., 88:]
+        else:
+            assert up.shape[-1] == 4 * 32
+            inner = act(up)
+        torch.testing.assert_close(module(h), inner @ module.down.weight.T)
+
+
+def test_initialisation():
+    torch.manual_seed(1)
+    model = CanonGPT(Config(vocab_size=500, block_size=8, n_layer=2, n_head=8, d_model=512, canon="abcd"))
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+            n = module.weight.numel()
+            assert abs(module.weight.mean()) < 5 * 0.02 / n**0.5
+            assert abs(module.weight.std() / 0.02 - 1) < 5 / (2 * n) ** 0.5  # the spread of a standard deviation
+            assert module.weight.abs().max() > 3 * 0.02  # tails: not a uniform
+    for K in (2, 3, 4):
+        weight = Canon(20_000, Config(vocab_size=5, block_size=8, canon_kernel=K)).weight
+        bound = K**-0.5
+        assert weight.abs().max() <= bound and weight.abs().max() > 0.999 * bound
+        assert abs(weight.mean()) < 5 * bound / (3 * weight.numel()) ** 0.5
+        assert abs(weight.var() / (bound**2 / 3) - 1) < 5 * (0.8 / weight.numel()) ** 0.5
+    # the same rule as a depthwise Conv1d's
+    conv = torch.nn.Conv1d(20_000, 20_000, 4, groups=20_000).weight
+    assert conv.abs().max() <= 0.5 and abs(conv.var() / (0.25 / 3) - 1) < 0.02
+
+
+@pytest.mark.parametrize("mlp", MLPS)
+@pytest.mark.parametrize("d_model", (512, 768))
+def test_parameter_counts(mlp, d_model):
+    with torch.device("meta"):
+        bare = CanonGPT(Config(vocab_size=100, block_size=8, n_head=8, d_model=d_model, mlp=mlp)).parameter_counts()
+        full = CanonGPT(Config(vocab_size=100, block_size=8, n_head=8, d_model=d_model, mlp=mlp, canon="abcd")).parameter_counts()
+    body = bare["total"] - bare["embeddings"]
+    assert bare["embeddings"] == 2 * 100 * d_model and bare["canon"] == 0
+    assert abs(body / (12 * 12 * d_model**2) - 1) < 0.005  # 4 d^2 attention, 8 d^2 MLP; norms and rounding are small
+    assert full["total"] - bare["total"] == full["canon"]
+    width_d = 2 * 8 * round(d_model / 3) if mlp.startswith("swiglu") else 4 * d_model
+    assert full["canon"] == 12 * 4 * (5 * d_model + width_d)
+    assert full["canon"] / body < (0.005 if d_model == 768 else 0.007)
+
+
+def test_frozen_canon_and_weight_decay_groups():
+    model = small_model(canon="abcd", canon_frozen=True)
+    training = dict(lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.5)
+    canons = [module.weight for module in model.modules() if isinstance(module, Canon)]
+    start = [weight.clone() for weight in canons]
+    optimizer = train.make_optimizer(model, training, "cpu")
+    model(torch.randint(0, 19, (2, 24)), torch.randint(0, 19, (2, 24)))[1].backward()
+    optimizer.step()
+    assert len(canons) == 8 and all(torch.equal(a, b) for a, b in zip(start, canons))
+
+    model = small_model(canon="abcd", tie_embeddings=True)
+    decayed, plain = train.make_optimizer(model, training, "cpu").param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.5 and plain["weight_decay"] == 0
+    assert all("norm" in names[id(p)] or "canon" in names[id(p)] for p in plain["params"])
+    assert not any("norm" in names[id(p)] or "canon" in names[id(p)] for p in decayed["params"])
+    assert len(decayed["params"]) + len(plain["params"]) == len(names)
+
+
+def test_rotary_depends_on_the_distance_only():
+    angles = rotary_angles(64, 8).double()
+    q, k = torch.randn(8).double(), torch.randn(8).double()
+    rows = lambda u: rotate(u.expand(1, 1, 64, 8), angles.cos(), angles.sin())[0, 0]  # noqa: E731
+    scores = rows(q) @ rows(k).T
+    for distance in range(-63, 64):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=0)  # float32 angles
+    assert scores[0].std() > 0.1  # and it does depend on it
+    torch.testing.assert_close(angles[1], torch.tensor([1.0, 0.1, 0.01, 0.001]).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows(q).norm(dim=-1), q.norm().expand(64))
+    quarter = rotary_angles(64, 2).double()
+    turned = rotate(q.expand(1, 1, 64, 8), quarter.cos(), quarter.sin())[0, 0]
+    assert torch.equal(turned[:, 2:], q[2:].expand(64, 6)) and not torch.allclose(turned[1:, :2], q[:2].expand(63, 2))
+
+
+def test_alibi_masks_by_hand():
+    x = -torch.inf
+    alibi = distance_bias("alibi", 2, 3)  # slopes 2^-4 and 2^-8
+    for head, slope in enumerate((1 / 16, 1 / 256)):
+        want = torch.tensor([[0, x, x], [-slope, 0, x], [-2 * slope, -slope, 0]])
+        assert torch.equal(alibi[head], want)
+    halibi = distance_bias("halibi", 4, 4)
+    assert torch.equal(halibi[0], torch.tensor([[0, x, x, x], [x, 0, x, x], [x, x, 0, x], [x, x, x, 0]]))  # itself
+    assert torch.equal(halibi[1], torch.tensor([[0, x, x, x], [0, 0, x, x], [x, 0, 0, x], [x, x, 0, 0]]))  # two nearest
+    for head in (2, 3):
+        assert torch.equal(halibi[head], torch.tensor([[0, x, x, x], [0, 0, x, x], [0, 0, 0, x], [0, 0, 0, 0]]))
+
+
+@pytest.mark.parametrize("pos", ("alibi", "halibi"))
+def test_attention_uses_the_bias(pos):
+    model = small_model(pos=pos).double()
+    attention: Attention = model.blocks[0].mixer
+    x = torch.randn(2, 24, 32).double()
+    q, k, v = (x @ attention.qkv.weight.T).view(2, 24, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    weights = (q @ k.transpose(-1, -2) / 8**0.5 + model.bias).softmax(-1)
+    want = (weights @ v).transpose(1, 2).flatten(2) @ attention.out.weight.T
+    torch.testing.assert_close(attention(x, bias=model.bias), want, atol=1e-6, rtol=1e-6)
+
+
+def test_without_positions_attention_sees_a_set():
+    """NoPE without Canon: shuffling what came before leaves a single layer's last logits alone. Canon ends that."""
+    tokens = torch.randint(0, 19, (1, 24))
+    shuffled = torch.cat([tokens[:, torch.randperm(23)], tokens[:, 23:]], dim=1)
+    for canon, same in (("", True), ("abcd", False)):
+        model = small_model(pos="nope", n_layer=1, canon=canon)
+        assert torch.allclose(model(tokens)[0][:, -1], model(shuffled)[0][:, -1], atol=1e-4) == same
+
+
+def test_loss_counts_the_masked_targets_in_nats():
+    model = small_model()
+    tokens, targets = torch.randint(0, 19, (2, 2, 24))
+    mask = torch.rand(2, 24) < 0.3
+    logits, loss = model(tokens, targets, mask)
+    nats = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(loss, nats[mask].mean())
+    torch.testing.assert_close(model(tokens, targets)[1], nats.mean())
+    assert model(tokens, targets, torch.zeros_like(mask))[1] == 0
+    assert model(tokens)[1] is None
+
+
+def test_generate():
+    model = small_model(canon="abcd")
+    tokens = torch.randint(0, 19, (3, 5))
+    greedy = model.generate(tokens, 10, temperature=0)
+    slow = tokens
+    for _ in range(10):
+        slow = torch.cat([slow, model(slow)[0][:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(greedy, slow)
+
+    stop = int(greedy[0, 7])
+    stopped = model.generate(tokens, 10, temperature=0, stop=stop)
+    for row, full in zip(stopped.tolist(), greedy.tolist()):
+        end = full.index(stop, 5) if stop in full[5:] else len(row)
+        assert row[:end] == full[:end][: len(row)] and all(token == stop for token in row[end:])
+
+    draw = lambda seed: model.generate(tokens, 10, generator=torch.Generator().manual_seed(seed))  # noqa: E731
+    assert torch.equal(draw(0), draw(0)) and not torch.equal(draw(0), draw(1))
+    many = model.generate(tokens[:1].expand(4000, 5), 1, generator=torch.Generator().manual_seed(0))[:, 5]
+    expected = 4000 * model(tokens[:1])[0][0, -1].softmax(-1)
+    counts = torch.bincount(many, minlength=19)
+    likely = expected > 5
+    chi2 = ((counts - expected)[likely] ** 2 / expected[likely]).sum().item()
+    assert chi2 < likely.sum() + 5 * (2 * likely.sum()) ** 0.5
+
+    assert model.generate(tokens, 20).shape == (3, 25)  # the last token is never fed
+    for call in (lambda: model.generate(tokens, 21), lambda: model(torch.zeros(1, 25, dtype=torch.int64))):
+        with pytest.raises(ValueError, match="block_size"):
+            call()
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=label)
+def test_model_compiles_in_one_graph(options):
+    model = small_model(**options)
+    tokens, targets = torch.randint(0, 19, (2, 2, 24))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    loss = compiled(tokens, targets)[1]
+    loss.backward()
+    torch.testing.assert_close(loss, model(tokens, targets)[1])
+
+
+@needs_compiler
+def test_model_compiles_for_real():
+    model = small_model(canon="abcd").to(DEVICE)
+    tokens, targets = torch.randint(0, 19, (2, 2, 24), device=DEVICE)
+    torch._dynamo.reset()
+    want = torch.autograd.grad(model(tokens, targets)[1], list(model.parameters()))
+    got = torch.autograd.grad(torch.compile(model, fullgraph=True)(tokens, targets)[1], list(model.parameters()))
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_autocast_runs_the_blocks_in_bf16():
+    model = small_model(canon="abcd").to(DEVICE)
+    tokens, targets = torch.randint(0, 19, (2, 2, 24), device=DEVICE)
+    seen = []
+    for module in model.modules():
+        if isinstance(module, Canon):
+            module.register_forward_hook(lambda m, inputs, output: seen.append((inputs[0].dtype, output.dtype)))
+    exact = model(tokens, targets)[1]
+    seen.clear()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = model(tokens, targets)[1]
+    assert seen == [(torch.bfloat16, torch.bfloat16)] * 8
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, atol=0.1, rtol=0.05)
+
+
+BAD_CONFIGS = (
+    (dict(mixer="conv"), "mixer"), (dict(pos="rotary"), "pos"), (dict(mlp="gelu"), "mlp"), (dict(canon="abe"), "canon"),
+    (dict(canon="aa"), "canon"), (dict(canon_kernel=1), "canon_kernel"), (dict(canon_kernel=5), "canon_kernel"),
+    (dict(d_model=30), "d_model"), (dict(d_model=20), "d_model"), (dict(d_model=16, pos="rope4"), "d_model"),
+    (dict(n_layer=0), "n_layer"), (dict(n_head=-4), "n_head"), (dict(vocab_size=0), "vocab_size"), (dict(block_size=0), "block_size"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options, field", BAD_CONFIGS, ids=str)
+def test_config_names_field_and_value(options, field):
+    with pytest.raises(ValueError, match=f"^{field} = {next(iter(options.values()))!r}: "):
+        Config(**dict(vocab_size=19, block_size=24, n_layer=2, n_head=4, d_model=32) | options)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 3. tasks.py
+# ------------------------------------------------------------------------------------------------------------
+
+DEPOS = (
+    ("depo1", {}), ("depo2", {}), ("depo1", dict(N=24, K=5, block_size=300)), ("depo1", dict(V=2, word_len=(2, 3), N=12, block_size=260)),
+    ("depo2", dict(N=12, K=4, block_size=400)),
+)  # fmt: skip
+
+
+def chi_square_fits(counts, probabilities):
+    """Whether counts look drawn from the probabilities: Pearson's statistic within 5 of its standard deviations."""
+    expected = np.asarray(probabilities) * np.sum(counts)
+    assert expected.min() >= 5
+    statistic = ((np.asarray(counts) - expected) ** 2 / expected).sum()
+    free = len(expected) - 1
+    return statistic < free + 5 * (2 * free) ** 0.5
+
+
+def parse_depo(task, tokens, mask):
+    """Read a window token by token. Returns its instances as (edges, queries, complete), each query being
+    (k, q, answer); checks the form of words and the mask on the way. Words are tuples of tokens."""
+    V, bos, ans = task.V, 2 * task.V + 1, 2 * task.V + 2
+    position = 0
+
+    class End(Exception):
+        pass
+
+    def take(target):
+        nonlocal position
+        if position == len(tokens):
+            raise End
+        assert bool(mask[position]) == target, f"mask at {position}"
+        position += 1
+        return int(tokens[position - 1])
+
+    def word(target):
+        out = []
+        while not out or out[-1] <= V:
+            out.append(take(target))
+            assert 1 <= out[-1] <= 2 * V
+        assert task.word_len[0] <= len(out) <= task.word_len[1]
+        return tuple(out)
+
+    instances = []
+    try:
+        assert tokens[0] == bos  # left-aligned
+        while True:
+            assert take(False) == bos
+            edges, queries = [], []
+            instances.append([edges, queries, False])
+            if position == len(tokens):
+                raise End
+            while tokens[position] <= 2 * V:
+                edges.append((word(False), word(False)))
+                if position == len(tokens):
+                    raise End
+            while tokens[position] > ans:
+                k = take(False) - ans
+                q = word(False)
+                assert take(True) == ans
+                queries.append((k, q, word(True)))
+                instances[-1][2] = len(queries) == min(10, len(edges))
+                if position == len(tokens):
+                    raise End
+            assert instances[-1][2]
+    except End:
+        return instances
+
+
+def check_depo_instance(task, edges, queries):
+    n = len(edges)
+    successor = dict(edges)
+    assert 3 <= n <= task.N
+    assert len(successor) == n and set(successor) == set(successor.values())  # distinct words, one in and one out
+    node, seen = edges[0][0], set()
+    while node not in seen:
+        seen.add(node)
+        node = successor[node]
+    assert len(seen) == n  # one cycle
+    assert len({q for _, q, _ in queries}) == len(queries) <= min(10, n)
+    for k, q, answer in queries:
+        assert 1 <= k <= task.K
+        for _ in range(k):
+            q = successor[q]
+        assert answer == q
+
+
+@pytest.mark.parametrize("name, options", DEPOS, ids=str)
+def test_depo_by_an_independent_checker(name, options):
+    task = make_task(name, "nano", **options)
+    tokens, mask = task.batch(seed=3, step=5, batch_size=200)
+    assert tokens.shape == mask.shape == (200, task.block_size + 1)
+    assert tokens.dtype == np.int64 and mask.dtype == bool
+    assert tokens.min() >= 1 and tokens.max() < task.vocab_size
+    complete = 0
+    for window in zip(tokens, mask):
+        instances = parse_depo(task, *window)
+        assert instances[0][2] or len(instances) == 1
+        for edges, queries, whole in instances:
+            if whole:
+                check_depo_instance(task, edges, queries)
+                complete += 1
+    assert complete >= 200
+
+
+def test_depo_sizes_follow_their_formula():
+    N = 9
+    task = make_task("depo1", "nano", N=N, K=3, block_size=2000)  # long windows: hardly any instance is cut off
+    sizes, hops = Counter(), Counter()
+    for step in range(3):
+        for window in zip(*task.batch(0, step, 40)):
+            for edges, queries, whole in parse_depo(task, *window)[:-5]:
+                sizes[len(edges)] += 1
+                hops.update(k for k, _, _ in queries)
+    weights = np.array([1 / (n + N**0.5) for n in range(3, N + 1)])
+    assert chi_square_fits([sizes[n] for n in range(3, N + 1)], weights / weights.sum())
+    assert chi_square_fits([hops[k] for k in (1, 2, 3)], [1 / 3] * 3)
+
+
+def test_depo_order_is_random():
+    """Edges and questions in uniform order: where the first edge's end is asked about, and starts again, is uniform."""
+    task = make_task("depo1", "nano", N=3, K=1, block_size=60)
+    next_edge, asked, forms = Counter(), Counter(), Counter()
+    for window in zip(*task.batch(0, 0, 3000)):
+        edges, queries, _ = parse_depo(task, *window)[0]
+        starts = [a for a, _ in edges]
+        next_edge[starts.index(edges[0][1])] += 1
+        asked[[q for _, q, _ in queries].index(edges[0][0])] += 1
+        forms[tuple(len(a) for a in starts)] += 1
+    assert chi_square_fits([next_edge[i] for i in (1, 2)], [1 / 2] * 2)
+    assert chi_square_fits([asked[i] for i in (0, 1, 2)], [1 / 3] * 3)
+    # one- and two-token words are equally likely at every place (V = 50: that a word repeats is rare, but counts)
+    assert abs(sum(f.count(1) * c for f, c in forms.items()) / 9000 - 0.5) < 0.03
+
+
+def test_words_come_as_if_drawn_one_by_one():
+    """The number of one-token words among 3 distinct words over V = 1, lengths 1-3 (three words of 1, 2, 3 tokens):
+    all three; so with 2 distinct of the 3 each pair is equally likely. Over V = 2, lengths 1-2: 2 + 4 words, by hand."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(6000), 2)
+    words = tasks.draw_words(rng, owner, 1, (1, 3)).reshape(6000, 2, 3)
+    lengths = (words > 0).sum(2)
+    pairs = Counter(map(tuple, lengths.tolist()))
+    assert chi_square_fits([pairs[p] for p in ((1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2))], [1 / 6] * 6)
+
+    words = tasks.draw_words(rng, owner, 2, (1, 2)).reshape(6000, 2, 2)
+    ones = Counter(((words > 0).sum(2) == 1).sum(1).tolist())
+    # each one-token word has probability 1/4, each two-token word 1/8, and the second word differs from the first
+    both = 1 / 2 * (1 / 4) / (3 / 4)
+    none = 1 / 2 * (3 / 8) / (7 / 8)
+    assert chi_square_fits([ones[2], ones[1], ones[0]], [both, 1 - both - none, none])
+    assert len({tuple(w) for w in words.reshape(-1, 2).tolist()}) == 6
+
+
+def test_copy_instances():
+    task = make_task("copy", "nano", N=7, block_size=40)
+    tokens, mask = task.batch(0, 0, 300)
+    assert tokens.shape == (300, 41) and tokens.max() < task.vocab_size
+    for row, targets in zip(tokens.tolist(), mask.tolist()):
+        for start in (0, 16):
+            assert row[start] == task.bos and row[start + 8] == task.query
+            assert sorted(row[start + 1 : start + 8]) == list(range(1, 8))
+            assert row[start + 9 : start + 16] == row[start + 1 : start + 8]
+            assert targets[start : start + 16] == [False] * 9 + [True] * 7
+        assert row[32] == task.bos  # the third is cut off at the window's end
+    firsts = Counter(tokens[:, 1].tolist())
+    assert chi_square_fits([firsts[i] for i in range(1, 8)], [1 / 7] * 7)
+
+
+@pytest.mark.parametrize("name", ("copy", "depo1", "depo2"))
+def test_batches_are_pure(name):
+    task, again = make_task(name), make_task(name)
+    same = [t.batch(1, 7, 16) for t in (task, again, task)]
+    for other in same[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(same[0], other))
+    for arguments in ((1, 8, 16), (2, 7, 16), (7, 1, 16)):
+        assert not np.array_equal(same[0][0], task.batch(*arguments)[0])
+    windows = {row.tobytes() for step in range(20) for row in task.batch(0, step, 16)[0]}
+    assert len(windows) == 320
+
+
+@pytest.mark.parametrize("name", ("copy", "depo1", "depo2"))
+def test_presets_make_sense(name):
+    for preset in ("nano", "small", "paper"):
+        task = make_task(name, preset)
+        CanonGPT_fits = Config(vocab_size=task.vocab_size, block_size=task.block_size, pos="rope4", **task.model)
+        assert CanonGPT_fits and task.batch(0, 0, 2)[1].any(axis=1).all()
+        if name != "copy":
+            assert task.N > 2 * task.K
+
+
+class Oracle(torch.nn.Module):
+    """Answers Depo by parsing its input, or is wrong wherever `wrong(k)` says so."""
+
+    def __init__(self, task, wrong):
+        super().__init__()
+        self.task, self.wrong, self.unused = task, wrong, torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens):
+        logits = torch.zeros(*tokens.shape, self.task.vocab_size)
+        for b, row in enumerate(tokens.tolist()):
+            words, spans, k = [], [], None
+            current = []
+            for i, token in enumerate(row):
+                if 1 <= token <= 2 * self.task.V:
+                    current.append(token)
+                    if token > self.task.V:
+                        words.append(tuple(current))
+                        current = []
+                elif token > self.task.ans:
+                    if k is None:
+                        successor = dict(zip(words[::2], words[1::2]))
+                    k = token - self.task.ans
+                elif token == self.task.ans:
+                    answer = words[-1]
+                    for _ in range(k):
+                        answer = successor[answer]
+                    spans.append((i, answer, k))
+            for i, answer, k in spans:
+                for j, token in enumerate(answer):
+                    if i + j < tokens.shape[1]:
+                        last = j == len(answer) - 1
+                        logits[b, i + j, 0 if self.wrong(k) and last else token] = 1
+        return logits, None
+
+
+@pytest.mark.parametrize("name, options", (("depo1", dict(N=13, K=6, block_size=200)), ("depo2", {})), ids=str)
+def test_depo_scores_an_oracle(name, options):
+    task = make_task(name, "nano", **options)
+    assert task.evaluate(Oracle(task, lambda k: False), 0, 50) == {f"k={k}": 1.0 for k in task.hops}
+    only = task.evaluate(Oracle(task, lambda k: k == 2), 0, 50)  # one wrong token, the last, spoils an answer
+    assert only == {f"k={k}": float(k != 2) for k in task.hops}
+    if name == "depo1":
+        assert task.hops == [1, 2, 4, 6]
+
+
+def test_copy_scores():
+    task = make_task("copy", "nano", N=10, block_size=30)
+
+    class Copier(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, tokens):
+            ten_back = F.pad(tokens, (10, 0))[:, : tokens.shape[1]]  # <query> is followed by what followed <bos>
+            logits = F.one_hot(ten_back, task.vocab_size).float()
+            logits[1::2, -1] = F.one_hot(torch.tensor(task.bos), task.vocab_size).float()  # every other row's last
+            return logits, None
+
+    assert task.evaluate(Copier(), 0, 40) == {"sequences": 0.5, "tokens": pytest.approx(0.95)}
+
+
+BAD_TASKS = (
+    ("sort", "nano", {}, "task = 'sort'"), ("copy", "huge", {}, "preset = 'huge'"), ("copy", "nano", dict(K=3), "K = 3"),
+    ("copy", "nano", dict(N=1), "N = 1"), ("copy", "nano", dict(N=101), "block_size = 201"), ("depo", "nano", dict(N=2), "N = 2"),
+    ("depo", "nano", dict(K=0), "K = 0"), ("depo", "nano", dict(V=0), "V = 0"), ("depo", "nano", dict(V=2, word_len=(1, 1)), "N = 6"),
+    ("depo", "nano", dict(word_len=(3, 2)), "word_len"), ("depo", "nano", dict(word_len=(0, 2)), "word_len"),
+    ("depo", "nano", dict(word_len=(8, 8)), "word_len"), ("depo", "nano", dict(N=60), "block_size = 64"),
+    ("depo", "nano", dict(block_size=30), "block_size = 30"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name, preset, options, message", BAD_TASKS, ids=str)
+def test_bad_tasks_are_refused(name, preset, options, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        make_task(name, preset, **options)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 4. train.py and plot.py
+# ------------------------------------------------------------------------------------------------------------
+
+TINY = ["--task", "copy", "--preset", "nano", "--N", "8", "--block-size", "20", "--device", "cpu", "--batch-size", "8",
+        "--eval-size", "16", "--warmup", "5", "--workers", "0"]  # fmt: skip
+
+
+def run_train(*arguments):
+    train.main([*TINY, *map(str, arguments)])
+
+
+def lines(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_command_line_end_to_end(tmp_path):
+    """As a user types it, in another process: train twice, look at what is left behind, plot."""
+    for seed in ("0", "1"):
+        command = [sys.executable, str(HERE / "train.py"), *TINY, "--canon", "abcd", "--steps", "60", "--eval-every", "30", "--seed", seed]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "sequences" in done.stdout and "parameters" in done.stdout
+    runs = sorted((tmp_path / "out").iterdir())
+    assert len(runs) == 2 and runs[0].name.startswith("copy_nano_rope_abcd") and runs[1].name.endswith("s1")
+    config = json.loads((runs[0] / "config.json").read_text())
+    assert config["model"]["canon"] == "abcd" and config["training"]["steps"] == 60 and config["task"]["N"] == 8
+    assert {"torch", "numpy", "python", "device", "command", "date", "parameters", "seed"} <= set(config)
+    log = lines(runs[0])
+    assert [line["step"] for line in log] == [20, 30, 40, 60, 60]
+    assert all({"step", "tokens", "loss", "lr", "tokens_per_s"} <= set(line) for line in log[:-1])
+    assert [line["step"] for line in log if "eval" in line] == [30, 60, 60]
+    assert log[-1]["final"] is True and log[-1]["seconds"] > 0 and log[1]["tokens"] == 30 * 8 * 20
+    for paths in (runs, [tmp_path / "packed.json"]):
+        figures = tmp_path / paths[0].stem
+        command = [sys.executable, str(HERE / "plot.py"), *map(str, paths), "--out", str(figures), "--save", str(tmp_path / "packed.json")]
+        assert subprocess.run(command, timeout=300).returncode == 0
+        assert (figures / "copy.png").stat().st_size > 10_000 and (figures / "copy.svg").exists()
+
+
+def test_resume_goes_on_as_if_never_stopped(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    steps = ("--steps", 60, "--eval-every", 20, "--canon", "abcd")
+    run_train("--out", whole, *steps)
+
+    class Power(Exception):
+        pass
+
+    def batch_until(self, seed, step, size, batch=tasks.Task.batch):
+        if step == 47:
+            raise Power
+        return batch(self, seed, step, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.Task, "batch", batch_until)
+        with pytest.raises(Power):
+            run_train("--out", parts, *steps)
+    with open(parts / "metrics.jsonl", "a") as log:
+        log.write('{"step": 46, "to')  # cut off in the middle of a line
+    run_train("--out", parts, *steps, "--resume")
+    strip = lambda log: [{k: v for k, v in line.items() if k not in ("tokens_per_s", "seconds")} for line in log]  # noqa: E731
+    assert strip(lines(parts)) == strip(lines(whole))
+    a, b = (torch.load(out / "ckpt.pt", weights_only=True)["model"] for out in (whole, parts))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    run_train("--out", parts, *steps, "--resume")  # nothing left to do
+    assert strip(lines(parts)) == strip(lines(whole))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_saves(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, str(HERE / "train.py"), *TINY, "--steps", "1000000", "--eval-every", "500000", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.time() + 120
+    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text()) and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert "--resume" in process.communicate(timeout=120)[1].splitlines()[-1]
+    assert process.returncode == 130
+    saved = torch.load(out / "ckpt.pt", weights_only=True)
+    assert saved["step"] == lines(out)[-1]["step"] >= 20
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    """And keeps the checkpoint from before."""
+    out = tmp_path / "run"
+    loss = CanonGPT.forward
+
+    def diverge(self, tokens, targets=None, *rest, **more):
+        logits, nats = loss(self, tokens, targets, *rest, **more)
+        if nats is not None:
+            diverge.steps += 1
+            nats = nats * math.nan if diverge.steps >= 50 else nats
+        return logits, nats
+
+    diverge.steps = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CanonGPT, "forward", diverge)
+        with pytest.raises(SystemExit, match="step 60: loss nan.*ckpt.pt is the last good one"):
+            run_train("--out", out, "--steps", 100, "--eval-every", 20)
+    saved = torch.load(out / "ckpt.pt", weights_only=True)
+    assert saved["step"] == 40 and all(w.isfinite().all() for w in saved["model"].values())
+    assert lines(out)[-1]["step"] == 40
+
+
+def test_learning_rate_schedule():
+    cosine = dict(steps=110, warmup=10, lr=2.0, schedule="cosine")
+    assert [train.learning_rate(s, cosine) for s in (0, 4, 9, 10)] == [0.2, 1.0, 2.0, 2.0]
+    assert train.learning_rate(60, cosine) == pytest.approx(1.1) and train.learning_rate(110, cosine) == pytest.approx(0.2)
+    linear = dict(cosine, schedule="linear", warmup=0)
+    assert [train.learning_rate(s, linear) for s in (0, 55, 110)] == [2.0, 1.0, 0.0]
+
+
+def test_data_loader_brings_the_same_batches_from_workers():
+    task = make_task("depo")
+    stream = train.Stream(task, 5, 4)
+    loader = torch.utils.data.DataLoader(stream, batch_size=None, sampler=range(3, 9), num_workers=2)
+    for step, (tokens, mask) in zip(range(3, 9), loader, strict=True):
+        want = task.batch(5, step, 4)
+        assert np.array_equal(tokens.numpy(), want[0]) and np.array_equal(mask.numpy(), want[1])
+
+
+BAD_COMMANDS = (
+    ["--task", "sort"], ["--preset", "huge"], ["--mixer", "conv"], ["--pos", "rotary"], ["--mlp", "gelu"], ["--canon", "abx"],
+    ["--canon", "aab"], ["--canon-kernel", "5"], ["--canon-kernel", "1"], ["--d-model", "17"], ["--n-head", "3"], ["--n-layer", "0"],
+    ["--N", "1"], ["--N", "50"], ["--K", "2"], ["--block-size", "9"], ["--task", "depo", "--N", "2"], ["--steps", "-5"], ["--steps", "0"],
+    ["--lr", "-1"], ["--lr", "0"], ["--lr", "nan"], ["--batch-size", "0"], ["--warmup", "-1"], ["--weight-decay", "-0.1"], ["--seed", "-1"],
+    ["--workers", "-1"], ["--eval-every", "0"], ["--eval-size", "0"], ["--schedule", "step"], ["--device", "abacus"], ["--resume"],
+    ["--steps", "many"], ["--cannon", "abcd"],
+)  # fmt: skip
+
+
+def assert_refused(call, capsys, *words):
+    """Exit status 2 and one line that says what is wrong."""
+    with pytest.raises(SystemExit) as stopped:
+        call()
+    output = capsys.readouterr()
+    assert stopped.value.code == 2 and output.out == ""
+    assert output.err.count("\n") == 1 and output.err.startswith("train.py: ")
+    for word in words:
+        assert word in output.err
+
+
+@pytest.mark.parametrize("bad", BAD_COMMANDS, ids=" ".join)
+def test_bad_commands_are_refused_before_anything_is_written(bad, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    value = "does not exist" if bad[-1] == "--resume" else "block_size = 20" if bad[-1] == "50" else bad[-1]
+    assert_refused(lambda: run_train("--steps", 5, *bad), capsys, value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(CUDA, reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(lambda: run_train("--device", "cuda"), capsys, "cuda", "cpu")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path, capsys):
+    out = tmp_path / "run"
+    run_train("--out", out, "--steps", 5)
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert_refused(lambda: run_train("--out", out, "--steps", 5), capsys, "--resume")
+    assert_refused(lambda: run_train("--out", out, "--steps", 5, "--canon", "a", "--resume"), capsys, "model.canon", "'a'")
+    assert_refused(lambda: run_train("--out", out, "--steps", 6, "--resume"), capsys, "training.steps: 5 there, 6 now")
+    assert_refused(lambda: run_train("--out", out, "--steps", 5, "--seed", 4, "--resume"), capsys, "seed")
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_run_names_tell_runs_apart():
+    task = make_task("copy")
+    names = set()
+    for more in ([], ["--seed", "1"], ["--canon", "abcd"], ["--canon", "abcd", "--canon-silu"], ["--lr", "0.1"], ["--pos", "nope"],
+                 ["--n-layer", "2"], ["--canon-kernel", "3"], ["--mlp", "silu"]):  # fmt: skip
+        args = train.parse_arguments(["--task", "copy", *more])
+        args.preset = "nano"
+        names.add(train.run_name(args, task))
+    assert len(names) == 9 and "copy_nano_rope_bare_s0" in names and all("/" not in name for name in names)
+
+
+def fake_run(folder, seed, scores, final=True, **model):
+    folder.mkdir()
+    model = vars(Config(vocab_size=9, block_size=9)) | model
+    config = {"run": folder.name, "task": {"name": "depo1", "N": 6, "K": 2}, "model": model, "training": {"lr": 1}, "seed": seed, "preset": "nano"}
+    (folder / "config.json").write_text(json.dumps(config))
+    log = [{"step": 10 * (i + 1), "eval": {"k=1": s, "k=2": s / 2}} for i, s in enumerate(scores)]
+    if final:
+        log.append({"step": 10 * len(scores), "eval": log[-1]["eval"], "final": True, "seconds": 3.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+
+
+def test_plot_reads_groups_and_draws(tmp_path):
+    fake_run(tmp_path / "a0", 0, [0.2, 0.4])
+    fake_run(tmp_path / "a1", 1, [0.4, 0.8])
+    fake_run(tmp_path / "b0", 0, [0.9], final=False, canon="abcd", canon_silu=True)
+    fake_run(tmp_path / "c0", 0, [], final=False, pos="nope")  # has no scores yet
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "figure.png").write_bytes(b"")
+    runs = plot.read_all(sorted(tmp_path.iterdir()))
+    assert [run["final"] for run in runs] == [3.0, 3.0, None]
+    groups = plot.models(runs)
+    assert {name: len(members) for name, members in groups.items()} == {"RoPE": 2, "RoPE + Canon-ABCD (act)": 1}
+    steps, mean, low, high = plot.curve(groups["RoPE"], "k=1")
+    assert steps == [10, 20] and np.allclose(mean, [0.3, 0.6]) and np.allclose(low, [0.2, 0.4]) and np.allclose(high, [0.4, 0.8])
+    figure = plot.draw("depo1", runs)
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["k=1", "k=2"]
+    assert "still training" in figure.axes[2].get_yticklabels()[1].get_text()
+    for i in range(30):
+        fake_run(tmp_path / f"d{i}", i, [0.5], n_layer=i + 1)
+    many = plot.models(plot.read_all(sorted(tmp_path.iterdir())))
+    assert "RoPE, n_layer=3" in many and len(many["RoPE, n_layer=12"]) == 3 and len(many) == 31
+    plot.draw("depo1", plot.read_all(sorted(tmp_path.iterdir()))).savefig(tmp_path / "many.png")
+
+
+def test_canon_learns_to_copy_and_attention_alone_does_not():
+    """The paper's Fig. 5 in miniature: one layer, 16 dims."""
+    scores = {}
+    for canon in ("abcd", ""):
+        torch.manual_seed(0)
+        task = make_task("copy", "nano", N=30, block_size=61)
+        model = CanonGPT(Config(vocab_size=task.vocab_size, block_size=61, canon=canon, **task.model))
+        training = dict(task.training, steps=600, lr=1e-2, warmup=100)
+        optimizer = train.make_optimizer(model, training, "cpu")
+        for step in range(training["steps"]):
+            for group in optimizer.param_groups:
+                group["lr"] = train.learning_rate(step, training)
+            tokens, mask = map(torch.from_numpy, task.batch(0, step, 32))
+            model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1].backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        scores[canon] = task.evaluate(model, 0, 200)
+    assert scores["abcd"]["sequences"] > 0.5
+    assert scores[""]["sequences"] == 0
