@@ -45,9 +45,10 @@ def seed():
 # 1. kernels.py
 # ------------------------------------------------------------------------------------------------------------
 
-SHAPES = ((1, 1, 1), (2, 1, 5), (2, 2, 64), (1, 3, 7), (3, 37, 130), (2, 200, 33))  # T < K; D off every block size
+SHAPES = [(1, 1, 1), (2, 1, 5), (2, 2, 64), (1, 3, 7), (3, 37, 130), (2, 200, 33)]  # T < K; D off every block size
+SHAPES += [tuple(map(int, np.random.default_rng(i).integers(1, (5, 50, 150)))) for i in range(4)]
 OPTIONS = [(residual, activation) for residual in (True, False) for activation in (None, "silu")]
-IMPLEMENTATIONS = ["causal_conv", "causal_conv_image", pytest.param("causal_conv_triton", marks=needs_triton)]
+IMPLEMENTATIONS = ["causal_conv", "causal_conv_inplace", pytest.param("causal_conv_triton", marks=needs_triton)]
 
 
 def conv_inputs(B, T, D, K, dtype=torch.float32):
@@ -821,6 +822,18 @@ def test_resume_goes_on_as_if_never_stopped(tmp_path):
     assert strip(lines(parts)) == strip(lines(whole))
 
 
+def test_workers_and_compile_change_nothing(tmp_path, monkeypatch):
+    """Data from other processes, and a model through torch.compile (here without its code generator)."""
+    compiled, real = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or real(model, backend="aot_eager"))
+    monkeypatch.setattr(train, "has_cpp_compiler", lambda: True)
+    for name, more in (("plain", ["--no-compile"]), ("fancy", ["--workers", 2, "--compile"])):
+        run_train("--out", tmp_path / name, "--steps", 40, "--canon", "abcd", *more)
+    assert len(compiled) == 1
+    a, b = (lines(tmp_path / name) for name in ("plain", "fancy"))
+    assert [line["loss"] for line in a[:-1]] == pytest.approx([line["loss"] for line in b[:-1]], abs=1e-3)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_ctrl_c_saves(tmp_path):
     out = tmp_path / "run"
@@ -908,6 +921,13 @@ def test_bad_commands_are_refused_before_anything_is_written(bad, tmp_path, monk
 def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert_refused(lambda: run_train("--device", "cuda"), capsys, "cuda", "cpu")
+    assert not any(tmp_path.iterdir())
+
+
+def test_compiling_without_a_compiler_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "has_cpp_compiler", lambda: False)
+    assert_refused(lambda: run_train("--compile"), capsys, "--compile", "C++ compiler")
     assert not any(tmp_path.iterdir())
 
 

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import signal
 import sys
 import time
@@ -30,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from canon_gpt import MIXERS, MLPS, POSITIONS, CanonGPT, Config
+from kernels import has_cpp_compiler
 from tasks import ALIASES, PRESETS, make_task
 
 LOG_EVERY = 20  # steps
@@ -245,7 +245,7 @@ def main(argv=None):
     except ValueError as error:
         fail(error)
     compiled = device == "cuda" if args.compile is None else args.compile
-    if compiled and device == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl"))):
+    if compiled and device == "cpu" and not has_cpp_compiler():
         fail("--compile on the CPU needs a C++ compiler, and none was found: leave it out or install one")
     workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
     eval_every = args.eval_every or max(1, training["steps"] // 20)
