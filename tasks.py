@@ -279,7 +279,7 @@ LARGE = dict(n_layer=12, n_head=12, d_model=768)
 PRESETS = {
     "copy": {
         "nano": dict(N=100, block_size=201, model=dict(n_layer=1, n_head=2, d_model=16),
-                     training=dict(ADAMW, steps=1500, batch_size=32, lr=1e-2, warmup=200)),
+                     training=dict(ADAMW, steps=1500, batch_size=32, lr=2e-2, warmup=200)),
         "small": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
                       training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3)),
         "paper": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
