@@ -6,8 +6,9 @@ learnt to *do*. Instances are generated on line. Two ideas carry every generator
   pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
           padded with zeros (token 0 is never used); a document is then a list of row numbers. Looking all rows of all
           documents up at once and dropping the zeros gives the text, with no loop over documents.
-  owner   Many small things of different sizes (the nodes of each graph) lie behind one another in flat arrays, and
-          `owner[i]` says whose thing i is. Sorting by owner + a random fraction shuffles every document's things at once.
+  owner   The nodes of all graphs lie behind one another in flat arrays, and `owner[i]` says whose node i is. Two graphs of
+          3 and 4 nodes: owner = 0 0 0 1 1 1 1, and each node's index within its own graph is 0 1 2 0 1 2 3. Sorting by
+          owner + a random fraction then shuffles every graph's nodes at once.
 
 Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 `make_task` and the presets.
 """
@@ -87,7 +88,9 @@ def specials(longest, first, count):
 
 
 class Task:
-    """What all tasks share. A subclass gives `name`, `vocab_size`, `documents`, `evaluate`."""
+    """What all tasks share. A subclass gives `name`, `vocab_size`, `evaluate(model, seed, n)`, and `documents(rng, count)`:
+    tokens of `count` documents behind one another, whether each is a target, and each document's length.
+    `make_task` adds `settings`: the task's name and parameters."""
 
     def __init__(self, block_size, model, training):
         self.block_size = block_size  # tokens a model sees; a window has one more, the last target
@@ -188,7 +191,8 @@ class Copy(Task):
 # The edges of a cycle in random order, then questions "who comes k after q?". The answer must follow within a token or
 # two, so all k hops happen inside the network: its depth is what is measured. Words of several tokens (Depo1: 1-2,
 # Depo2: 5-7) make "who follows" a matter of putting neighbouring tokens together. Loss on <ans> and the answer only.
-# Our choice: a <bos> opens each instance. Keep N > 2K: k hops forward are n - k hops backward.
+# Our choice: a <bos> opens each instance. Keep N > 2K, or the scores measure less than k hops: on a cycle of n nodes, k
+# hops forward are n - k hops backward, and attention follows edges backward as easily.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,23 +221,26 @@ class Depo(Task):
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        tokens, of, lengths, order, is_answer, _ = self.instances(rng, sizes, np.arange(1, self.K + 1))
-        return tokens, is_answer[of], lengths
+        k = rng.integers(1, self.K + 1, np.minimum(sizes, self.queries).sum())
+        tokens, of, lengths, hop = self.instances(rng, sizes, k)
+        return tokens, hop[of] >= 0, lengths
 
-    def instances(self, rng, sizes, hops):
-        """Instances of the given sizes, each query's k uniform in `hops`: spell's three results, then for each piece
-        written its row in the table, whether it is <ans> or an answer, and the k of the answer (0 elsewhere)."""
+    def instances(self, rng, sizes, k):
+        """Instances of the given sizes; k: the hops of all their queries.
+
+        Returns the three results of `spell`, and for each piece written its `hop`: k for an answer that is k hops from
+        its question, 0 for <ans>, -1 for what is no target.
+        """
         V, count = self.V, len(sizes)
         owner, at = ragged(sizes)  # the nodes of all cycles, in cycle order
         first = (np.cumsum(sizes) - sizes)[owner]
         pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], 2 * V + 1, 2 + self.K)])
-        bos, ans, query = len(owner), len(owner) + 1, len(owner) + 1
+        bos, ans, query = len(owner), len(owner) + 1, len(owner) + 1  # rows of pieces; <query_k> is query + k
 
         source = shuffle(rng, owner)  # the edges in random order
         target = first + (at + 1) % sizes[owner]
         asked = shuffle(rng, owner)[at < self.queries]  # distinct nodes to ask about
         asker, which = owner[asked], at[at < self.queries]
-        k = rng.choice(hops, len(asked))
         answer = first[asked] + (at[asked] + k) % sizes[asker]
 
         # Where each piece goes: <bos>, two pieces an edge, four a query.
@@ -246,16 +253,15 @@ class Depo(Task):
         order[edge], order[edge + 1] = source, target[source]
         ask = start[asker] + 1 + 2 * sizes[asker] + 4 * which
         order[ask], order[ask + 1], order[ask + 2], order[ask + 3] = query + k, asked, ans, answer
-        is_answer = np.zeros(len(order), dtype=bool)
-        is_answer[ask + 2] = is_answer[ask + 3] = True
-        hop = np.zeros(len(order), dtype=np.int64)
-        hop[ask + 3] = k
-        return *spell(pieces, order, np.repeat(np.arange(count), lengths), count), order, is_answer, hop
+        hop = np.full(len(order), -1)
+        hop[ask + 2], hop[ask + 3] = 0, k
+        return *spell(pieces, order, np.repeat(np.arange(count), lengths), count), hop
 
     def evaluate(self, model, seed, n):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
-        flat, of, lengths, _, _, hop = self.instances(rng, np.full(n, self.N), self.hops)
+        k = rng.permutation(np.resize(self.hops, n * min(self.N, self.queries)))  # each as often as the others
+        flat, of, lengths, hop = self.instances(rng, np.full(n, self.N), k)
         owner, at = ragged(lengths)
         tokens = np.zeros((n, lengths.max()), dtype=np.int64)
         tokens[owner, at] = flat
@@ -269,7 +275,7 @@ class Depo(Task):
 # 4. Presets
 #
 # One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU and minutes,
-# paper for the paper's own numbers (SPEC of the task, 12 layers of 768). Where the paper gives several values (N, lr),
+# paper for the paper's own numbers (12 layers of 768 dims). Where the paper gives several values (N, lr),
 # the first or the middle one stands here, and the flags of train.py reach the others.
 # ------------------------------------------------------------------------------------------------------------
 
@@ -278,8 +284,8 @@ LARGE = dict(n_layer=12, n_head=12, d_model=768)
 
 PRESETS = {
     "copy": {
-        "nano": dict(N=100, block_size=201, model=dict(n_layer=1, n_head=2, d_model=16),
-                     training=dict(ADAMW, steps=1500, batch_size=32, lr=2e-2, warmup=200)),
+        "nano": dict(N=64, block_size=129, model=dict(n_layer=1, n_head=2, d_model=16),
+                     training=dict(ADAMW, steps=2000, batch_size=32, lr=1e-2, warmup=200)),
         "small": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
                       training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3)),
         "paper": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
@@ -320,6 +326,7 @@ def make_task(name, preset="nano", **overrides):
         own = sorted(set(settings) - {"model", "training"})
         require(field in own, field, value, f"{name} has no such parameter; it has {', '.join(own)}")
         settings[field] = value
+    settings["training"] = dict(settings["training"])  # the caller's own, to change
     task = Copy(**settings) if name == "copy" else Depo(name, **settings)
     task.settings = {"name": name, **{f: v for f, v in settings.items() if f not in ("model", "training")}}
     return task

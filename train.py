@@ -1,14 +1,14 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-The order of this file is the order of events: 1 the command line; 2 the run and its folder; 3 data, model, optimiser;
-4 the loop; 5 the closing table. A run leaves in out/<run>/
+First the parts: 1 the command line; 2 the run's folder; 3 data, optimiser, learning rate. Then 4, `main`: the order of its
+lines is the order of events, down to the closing table. A run leaves in out/<run>/
 
     config.json     everything needed to repeat it, with versions and device
     metrics.jsonl   one object a line: step, tokens, loss, lr, tokens_per_s, at evaluations also eval; the last line has
                     "final": true and seconds
     ckpt.pt         model, optimiser and step, written at evaluations, on Ctrl-C and at the end: `--resume` goes on from it
 
-which is all that plot.py reads.
+plot.py reads the first two.
 """
 
 import argparse
@@ -131,13 +131,13 @@ def given(args, *fields):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 2. The run and its folder
+# 2. The run's folder
 # ------------------------------------------------------------------------------------------------------------
 
 
-def run_name(args, task):
-    """Task, preset, the model's choices and whatever else differs from the preset, and the seed."""
-    parts = [task.name, args.preset, args.mixer if args.mixer != "attention" else "", args.pos, args.canon.lower() or "bare"]
+def run_name(args, task, config):
+    """Task, preset, the model's choices, whatever else the command line sets, and the seed."""
+    parts = [task.name, args.preset, config.mixer if config.mixer != "attention" else "", config.pos, config.canon or "bare"]
     default = parse_arguments(["--task", args.task])
     named = ("task", "preset", "mixer", "pos", "canon", "seed")
     technical = ("device", "compile", "workers", "eval_every", "eval_size", "out", "resume")
@@ -149,7 +149,7 @@ def run_name(args, task):
 
 
 def difference(old, new, path=""):
-    """The first field in which two nested dicts differ, as 'field: old -> new', or None."""
+    """The first field in which two nested dicts differ, as 'field: .. there, .. now', or None."""
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
@@ -160,6 +160,12 @@ def difference(old, new, path=""):
     return None
 
 
+def whole_lines(path):
+    """The JSON objects of a .jsonl file; a crash may have cut off the last line."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 def write_atomically(path, write):
     """A file that a crash leaves whole: the old one or the new one."""
     fresh = path.with_suffix(path.suffix + ".new")
@@ -168,7 +174,7 @@ def write_atomically(path, write):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 3. Data, model, optimiser
+# 3. Data, optimiser, learning rate
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +186,11 @@ class Stream(Dataset):
 
     def __getitem__(self, step):
         return [torch.from_numpy(a) for a in self.task.batch(self.seed, step, self.batch_size)]
+
+
+def ignore_interrupts(worker):
+    """Ctrl-C reaches the workers too; only this process decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def make_optimizer(model, training, device):
@@ -234,7 +245,8 @@ def main(argv=None):
     args.preset = args.preset or ("small" if device == "cuda" else "nano")
     try:
         task = make_task(args.task, args.preset, **given(args, "N", "K", "V", "word_len", "block_size"))
-        training = {**task.training, **given(args, "steps", "batch_size", "lr", "warmup", "schedule", "weight_decay")}
+        training = task.training
+        training.update(given(args, "steps", "batch_size", "lr", "warmup", "schedule", "weight_decay"))
         check_numbers(training, args)
         config = Config(
             vocab_size=task.vocab_size, block_size=task.block_size, mixer=args.mixer, mlp=args.mlp, pos=args.pos,
@@ -250,10 +262,10 @@ def main(argv=None):
     workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
     eval_every = args.eval_every or max(1, training["steps"] // 20)
 
-    # what makes the run what it is: the same again gives the same scores, and --resume asks for the same
+    # what makes the run what it is, and what --resume must find again
     recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed}
-    recipe = json.loads(json.dumps(recipe))
-    out = args.out or Path("out") / run_name(args, task)
+    recipe = json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
+    out = args.out or Path("out") / run_name(args, task, config)
     checkpoint = out / "ckpt.pt"
     if args.resume:
         if not checkpoint.exists():
@@ -262,7 +274,8 @@ def main(argv=None):
         if differs := difference(saved["recipe"], recipe):
             fail(f"--resume: {checkpoint} is of another configuration: {differs}")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        fail(f"{out} holds another run: --resume goes on with it, --out takes another folder, or remove it")
+        resume = "--resume goes on with it, or " if checkpoint.exists() else ""
+        fail(f"{out} is not empty: {resume}choose another --out, or remove it")
 
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
@@ -275,9 +288,8 @@ def main(argv=None):
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start, seconds, last_eval = saved["step"], saved["seconds"], saved["eval"]
-        lines = [line for line in metrics.read_text().splitlines() if line.endswith("}")]  # whole ones
-        lines = [line for line in lines if json.loads(line)["step"] <= start and "final" not in json.loads(line)]
-        write_atomically(metrics, lambda path: path.write_text("".join(line + "\n" for line in lines)))
+        log = [line for line in whole_lines(metrics) if line["step"] <= start and "final" not in line]
+        write_atomically(metrics, lambda path: path.write_text("".join(json.dumps(line) + "\n" for line in log)))
     else:
         about = {
             "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
@@ -302,7 +314,7 @@ def main(argv=None):
 
     steps = range(start, training["steps"])
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
-                        num_workers=workers, pin_memory=device == "cuda", persistent_workers=False)  # fmt: skip
+                        num_workers=workers, pin_memory=device == "cuda", worker_init_fn=ignore_interrupts)  # fmt: skip
     forward = torch.compile(model) if compiled else model
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1)
     began = last_time = time.perf_counter()
@@ -322,7 +334,8 @@ def main(argv=None):
 
             bar.update()
             evaluate = finished % eval_every == 0 or finished == training["steps"]
-            if not (evaluate or stop or finished % LOG_EVERY == 0):
+            stopping = bool(stop)
+            if not (evaluate or stopping or finished % LOG_EVERY == 0):
                 continue
             # reading a number waits for the GPU, so do it only now and then
             if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
@@ -339,14 +352,14 @@ def main(argv=None):
                     last_eval = task.evaluate(model, args.seed, args.eval_size)
                 line["eval"] = last_eval
             log.write(json.dumps(line) + "\n")
-            if evaluate or stop:
+            if evaluate or stopping:
                 save(finished)
             scores = "  ".join(f"{name} {score:.0%}" for name, score in last_eval.items())
             bar.set_postfix_str(f"loss {line['loss']:.3f}  {rate / 1e3:.0f}k tokens/s  {scores}", refresh=False)
-            if stop and finished < training["steps"]:
+            if stopping and finished < training["steps"]:
                 bar.close()
                 print(f"stopped after step {finished}; the same command with --resume goes on", file=sys.stderr)
-                raise SystemExit(130)
+                raise SystemExit(128 + stop[0])  # as shells report a death by this signal
             last_step, last_time = finished, time.perf_counter()
         seconds += time.perf_counter() - began
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), "final": True}) + "\n")
