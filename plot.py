@@ -1,12 +1,12 @@
 """Figures from run logs:   python plot.py out/*
 
-One figure a task, as PNG and SVG. Above, each score against training steps: a line is a model, the mean over its
+One figure for each task and preset, as PNG and SVG. Above, each score against training steps: a line is a model, the mean over its
 seeds, and a band from the lowest to the highest seed. Below, the last scores as bars, with a dot for each seed. Runs
 that are still going show as far as they are.
 
-    python plot.py out/* --out figures          writes figures/<task>.png and .svg (default: into out/)
-    python plot.py out/* --save results.json    also packs the runs' configurations and scores into one small file,
-    python plot.py results.json                 from which the same figures can be drawn
+    python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg (default: into out/)
+    python plot.py out/* --save runs.json    also packs the runs' configurations and scores into one small file,
+    python plot.py runs.json                 from which the same figures can be drawn
 
 Reading order: 1 reading runs; 2 telling models apart; 3 the figure.
 """
@@ -25,8 +25,8 @@ import numpy as np
 # ------------------------------------------------------------------------------------------------------------
 # 1. Reading runs
 #
-# A run is its config.json with two things more: "evals", a list of {"step", "eval": {score: value}}, and "final", the
-# seconds it took, or None while it is going.
+# A run is its config.json with three things more: "evals", a list of {"step", "eval": {score: value}}; "tokens_per_s", the
+# median; and "seconds", which it took, or None while it is going.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -34,26 +34,37 @@ def read_run(folder):
     """The run in this folder, or None if it has no scores yet."""
     try:
         run = json.loads((folder / "config.json").read_text())
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
+        text = (folder / "metrics.jsonl").read_text()
     except FileNotFoundError:
         return None
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # the last may be half written
     run["evals"] = [{"step": line["step"], "eval": line["eval"]} for line in lines if "eval" in line and "final" not in line]
-    run["final"] = lines[-1].get("seconds") if lines else None
+    run["tokens_per_s"] = int(np.median([line["tokens_per_s"] for line in lines if "tokens_per_s" in line] or 0))
+    run["seconds"] = next((line["seconds"] for line in lines if "final" in line), None)
     return run if run["evals"] else None
 
 
+def fail(message):
+    """Bad input: one line, exit status 2."""
+    print(f"plot.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def read_all(paths):
-    """The runs in folders and packed .json files; what is neither is passed over."""
+    """The runs in folders and packed .json files, each once; what is neither is passed over."""
     runs = []
     for path in map(Path, paths):
+        found = []
         if path.is_dir():
-            run = read_run(path)
-            runs += [run] if run else []
+            found = [read_run(path)]
         elif path.suffix == ".json" and path.exists():
-            runs += json.loads(path.read_text())["runs"]
+            try:
+                found = json.loads(path.read_text())["runs"]
+            except (ValueError, KeyError, TypeError):
+                fail(f"{path} is not a file that --save wrote")
         elif not path.exists():
-            print(f"plot.py: {path} does not exist", file=sys.stderr)
-            raise SystemExit(2)
+            fail(f"{path} does not exist")
+        runs += [run for run in found if run and run not in runs]
     return runs
 
 
@@ -100,7 +111,8 @@ def curve(runs, score):
     values = {}
     for run in runs:
         for point in run["evals"]:
-            values.setdefault(point["step"], []).append(point["eval"][score])
+            if score in point["eval"]:
+                values.setdefault(point["step"], []).append(point["eval"][score])
     steps = sorted(values)
     return steps, *(np.array([f(values[s]) for s in steps]) for f in (np.mean, np.min, np.max))
 
@@ -113,10 +125,17 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.")
 
 
-def draw(task, runs):
+def shared(runs, part, *fields):
+    """'field=value' of the fields in which all runs agree."""
+    first = runs[0][part]
+    return [f"{f}={first[f]}" for f in fields if f in first and all(run[part].get(f) == first[f] for run in runs)]
+
+
+def draw(runs):
     """The figure of one task's runs."""
     groups = models(runs)
-    scores = list(runs[0]["evals"][0]["eval"])
+    scores = list(dict.fromkeys(score for run in runs for score in run["evals"][0]["eval"]))
+    scores.sort(key=lambda score: (len(score), score) if "=" in score else (0, ""))  # k=1, k=2, .. k=16
     colours = COLOURS if len(groups) <= len(COLOURS) else plt.cm.viridis(np.linspace(0, 0.9, len(groups)))
     bar_height = 0.5 + 0.28 * len(groups)
     figure, axes = plt.subplots(
@@ -130,7 +149,9 @@ def draw(task, runs):
             steps, mean, low, high = curve(members, score)
             top.plot(steps, 100 * mean, DASHES[i % len(DASHES)], color=colour, lw=1.8, marker="o" if len(steps) == 1 else None)
             top.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.2, lw=0)
-            last = [100 * run["evals"][-1]["eval"][score] for run in members]
+            last = [100 * run["evals"][-1]["eval"][score] for run in members if score in run["evals"][-1]["eval"]]
+            if not last:
+                continue
             bottom.barh(i, np.mean(last), color=colour, alpha=0.8, height=0.7)
             bottom.plot(last, [i] * len(last), "o", color="black", ms=3, clip_on=False)
             bottom.annotate(f"{np.mean(last):.0f}%", (100, i), (7, 0), textcoords="offset points", va="center", fontsize=9)
@@ -139,7 +160,7 @@ def draw(task, runs):
         bottom.set(xlim=(0, 100), xlabel="last score, %")
         bottom.grid(axis="x", alpha=0.3)
     axes[0, 0].set_ylabel("right answers, %")
-    going = {label: any(run["final"] is None for run in members) for label, members in groups.items()}
+    going = {label: any(run["seconds"] is None for run in members) for label, members in groups.items()}
     names = [f"{label}\n(still training)" if going[label] else label for label in groups]
     axes[1, 0].set_yticks(range(len(groups)), names)
     for name, colour in zip(axes[1, 0].get_yticklabels(), colours):  # the names are the legend of both rows
@@ -149,10 +170,8 @@ def draw(task, runs):
         axis.spines[["top", "right"]].set_visible(False)
     seeds = sorted({len(members) for members in groups.values()})
     count = f"{seeds[0]} seed{'s' if seeds[-1] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]}-{seeds[-1]} seeds"
-    first = runs[0]
-    size = ", ".join(f"{key}={first['task'][key]}" for key in ("N", "K") if key in first["task"])
-    shape = f"{first['model']['n_layer']} layer{'s' if first['model']['n_layer'] > 1 else ''}, {first['model']['d_model']} dims"
-    figure.suptitle(f"{task.capitalize()} ({first['preset']}: {size}; {shape}; {count})", fontsize=12)
+    facts = shared(runs, "task", "N", "K") + shared(runs, "model", "n_layer", "d_model")
+    figure.suptitle(f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, count])}", fontsize=12)
     return figure
 
 
@@ -164,18 +183,20 @@ def main():
     args = parser.parse_args()
     runs = read_all(args.runs)
     if not runs:
-        print("plot.py: no scores yet in any of these", file=sys.stderr)
-        raise SystemExit(2)
+        fail("no scores yet in any of these")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.save:
         rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
         args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
-    for task in sorted({run["task"]["name"] for run in runs}):
-        figure = draw(task, [run for run in runs if run["task"]["name"] == task])
+    kinds = {}
+    for run in runs:
+        kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
+    for kind, members in sorted(kinds.items()):
+        figure = draw(members)
         for ending in ("png", "svg"):
-            figure.savefig(args.out / f"{task}.{ending}", dpi=160)
+            figure.savefig(args.out / f"{kind}.{ending}", dpi=160)
         plt.close(figure)
-        print(args.out / f"{task}.png")
+        print(args.out / f"{kind}.png")
 
 
 if __name__ == "__main__":

@@ -838,7 +838,7 @@ def test_command_line_end_to_end(tmp_path):
         figures = tmp_path / paths[0].stem
         command = [sys.executable, str(HERE / "plot.py"), *map(str, paths), "--out", str(figures), "--save", str(tmp_path / "packed.json")]
         assert subprocess.run(command, timeout=300).returncode == 0
-        assert (figures / "copy.png").stat().st_size > 10_000 and (figures / "copy.svg").exists()
+        assert (figures / "copy_nano.png").stat().st_size > 10_000 and (figures / "copy_nano.svg").exists()
 
 
 def test_resume_goes_on_as_if_never_stopped(tmp_path):
@@ -1010,12 +1010,12 @@ def test_run_names_tell_runs_apart():
     assert len(names) == 9 and "copy_nano_rope_bare_s0" in names and all("/" not in name for name in names)
 
 
-def fake_run(folder, seed, scores, final=True, **model):
+def fake_run(folder, seed, scores, final=True, K=2, **model):
     folder.mkdir()
     model = vars(Config(vocab_size=9, block_size=9)) | model
-    config = {"run": folder.name, "task": {"name": "depo1", "N": 6, "K": 2}, "model": model, "training": {"lr": 1}, "seed": seed, "preset": "nano"}
+    config = {"run": folder.name, "task": {"name": "depo1", "N": 6, "K": K}, "model": model, "training": {"lr": 1}, "seed": seed, "preset": "nano"}
     (folder / "config.json").write_text(json.dumps(config))
-    log = [{"step": 10 * (i + 1), "eval": {"k=1": s, "k=2": s / 2}} for i, s in enumerate(scores)]
+    log = [{"step": 10 * (i + 1), "tokens_per_s": 7, "eval": {f"k={k}": s / k for k in range(1, K + 1)}} for i, s in enumerate(scores)]
     if final:
         log.append({"step": 10 * len(scores), "eval": log[-1]["eval"], "final": True, "seconds": 3.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
@@ -1029,19 +1029,42 @@ def test_plot_reads_groups_and_draws(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "figure.png").write_bytes(b"")
     runs = plot.read_all(sorted(tmp_path.iterdir()))
-    assert [run["final"] for run in runs] == [3.0, 3.0, None]
+    assert [run["seconds"] for run in runs] == [3.0, 3.0, None] and runs[0]["tokens_per_s"] == 7
     groups = plot.models(runs)
     assert {name: len(members) for name, members in groups.items()} == {"RoPE": 2, "RoPE + Canon-ABCD (act)": 1}
     steps, mean, low, high = plot.curve(groups["RoPE"], "k=1")
     assert steps == [10, 20] and np.allclose(mean, [0.3, 0.6]) and np.allclose(low, [0.2, 0.4]) and np.allclose(high, [0.4, 0.8])
-    figure = plot.draw("depo1", runs)
+    assert len(plot.read_all([tmp_path / "a0", tmp_path / "a0"])) == 1
+    figure = plot.draw(runs)
+    assert "N=6, K=2, n_layer=12, d_model=768, 1-2 seeds" in figure.get_suptitle()
     assert [axis.get_title() for axis in figure.axes[:2]] == ["k=1", "k=2"]
     assert "still training" in figure.axes[2].get_yticklabels()[1].get_text()
     for i in range(30):
         fake_run(tmp_path / f"d{i}", i, [0.5], n_layer=i + 1)
     many = plot.models(plot.read_all(sorted(tmp_path.iterdir())))
     assert "RoPE, n_layer=3" in many and len(many["RoPE, n_layer=12"]) == 3 and len(many) == 31
-    plot.draw("depo1", plot.read_all(sorted(tmp_path.iterdir()))).savefig(tmp_path / "many.png")
+    plot.draw(plot.read_all(sorted(tmp_path.iterdir()))).savefig(tmp_path / "many.png")
+
+
+def test_plot_takes_runs_with_different_scores(tmp_path):
+    fake_run(tmp_path / "short", 0, [0.2, 0.4])
+    fake_run(tmp_path / "long", 0, [0.5], K=3)
+    for names in (("short", "long"), ("long", "short")):
+        figure = plot.draw(plot.read_all([tmp_path / name for name in names]))
+        assert [axis.get_title() for axis in figure.axes[:3]] == ["k=1", "k=2", "k=3"]
+        assert "K=" not in figure.get_suptitle() and "N=6" in figure.get_suptitle()
+        figure.savefig(tmp_path / "figure.svg")
+
+
+@pytest.mark.parametrize("text", (None, "[]", "{}", "not json"))
+def test_plot_refuses_what_it_cannot_read(text, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "runs.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["plot.py", str(path), "--out", str(tmp_path / "figures")])
+    with pytest.raises(SystemExit) as stopped:
+        plot.main()
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "figures").exists()
 
 
 def test_canon_learns_to_copy_and_attention_alone_does_not(tmp_path):
