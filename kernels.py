@@ -184,7 +184,7 @@ if triton is not None:
 
     @triton.jit
     def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, T, D, tiles, stride_gb, stride_gt, stride_xb, stride_xt,
-                        K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
+                        K: tl.constexpr, TAPS: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
                         ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
         blocks = tl.cdiv(T, ROWS * tiles)
         b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -192,8 +192,8 @@ if triton is not None:
         cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
         dy_ptr += b * stride_gb
         x_ptr += b * stride_xb
-        taps = tl.arange(0, 4)[:, None]  # a power of two; K of them count
-        dw = tl.zeros((4, COLS), dtype=tl.float32)
+        taps = tl.arange(0, TAPS)[:, None]  # K, rounded up to the power of two that Triton wants
+        dw = tl.zeros((TAPS, COLS), dtype=tl.float32)
 
         for tile in range(tiles):
             rows = top + tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
@@ -265,7 +265,7 @@ def conv_backward_op(
     with torch.cuda.device_of(x):
         backward_kernel[programs, triton.cdiv(D, cols)](
             dy, x, weight, dx, dw, T, D, tiles, dy.stride(0), dy.stride(1), x.stride(0), x.stride(1),
-            weight.shape[0], residual, silu, rows, cols,
+            weight.shape[0], triton.next_power_of_2(weight.shape[0]), residual, silu, rows, cols,
         )  # fmt: skip
     return dx, dw.sum(0).to(weight.dtype)
 

@@ -363,9 +363,7 @@ def main(argv=None):
             last_step, last_time = finished, time.perf_counter()
         seconds += time.perf_counter() - began
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), "final": True}) + "\n")
-    # --------------------------------------------------------------------------------------------------------
-    # 5. The closing table
-    # --------------------------------------------------------------------------------------------------------
+
     print(f"\n{'score':12}{'':2}{out.name}, after {finished:,} steps, {seconds:.0f} s")
     for name, score in last_eval.items():
         print(f"{name:12}{score:8.1%}")
