@@ -11,13 +11,13 @@ It can sit at four points of a block (paper Section 4; d is the model's width):
     x -> norm -> [A] -> project to q,k,v -> [B] -> attention -> (+ x) -> norm -> [C] -> up -> [D] -> act, down -> (+)
                   d                          3d                                    d           4d or 16d/3
 
-"Canon-ABCD" is all four; the letters of `Config.canon` say which. The cost of all four, a layer: 4(d + 3d + d + 16d/3),
-about 41d parameters, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. As many
-multiply-adds a token, and some memory traffic (kernels.py). Everything else here is a plain pre-norm Transformer:
-RMSNorm, no biases, rotary or no positions, a gated or a standard MLP.
+"Canon-ABCD" is all four; the letters of `Config.canon` say which. All four have 4(d + 3d + d + 16d/3), about 41d
+parameters a layer, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. They do as few
+multiply-adds a token; what they cost is memory traffic (kernels.py). Everything else here is a plain pre-norm
+Transformer: RMSNorm, no biases, rotary or no positions, a gated or a standard MLP.
 
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 MLP; 6 the block; 7 the model, its loss, and
-generation. Shapes are in comments: B batch, T time, D width, H heads, K dims a head.
+generation. Shapes are in comments: B batch, T time, D width, H heads, K dims a head (in Canon, K is the kernel size).
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class Canon(nn.Module):
     """A residual depthwise causal convolution over the last few tokens: (B, T, width) -> (B, T, width).
 
     weight (canon_kernel, width); no bias. It starts at Conv1d's default, uniform(-1/sqrt K, 1/sqrt K). The model-wide
-    normal(0, 0.02) must not touch it: with weights that small the layer would start out as the identity.
+    normal(0, 0.02) must not touch it: with weights that small the layer would start out as hardly more than its residual.
     """
 
     def __init__(self, width, config):

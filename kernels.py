@@ -9,8 +9,8 @@ states before it, with one weight a channel and a distance:
 No sum runs over channels, so this is a *depthwise* convolution: K = 4 multiply-adds for every number read. A GPU does
 a dozen or more in the time it takes to fetch that number from memory, so the arithmetic is all but free and the cost
 is memory traffic. The ideal forward pass reads x once and writes y once, just as a plain copy does; the ideal backward
-pass reads x and dy once and writes dx. A matrix product of the same x with a D x D matrix does D multiply-adds for
-every number read, hundreds of times as many: beside the projections of a block, Canon is cheap.
+pass reads x and dy once and writes dx. That is cheap beside a block's matrix products: they do D multiply-adds for every
+number they read, hundreds of times as many, and that arithmetic takes longer than one more pass over x.
 
 Reading order:
   1. the definition, shift-and-add in plain PyTorch (`causal_conv_reference`); everything is tested against it
@@ -70,8 +70,8 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
 # ------------------------------------------------------------------------------------------------------------
 # 2. Without temporaries: what runs on the CPU
 #
-# Run eagerly, the definition makes two new tensors for every shift, and autograd makes as many again. Adding in place
-# and writing the derivative by hand takes about half the time. With dy the gradient of the result:
+# Run eagerly, the definition makes two new tensors for every shift, and autograd makes as many again. Adding every shift
+# to the result in place, and writing the derivative by hand, avoids them. With dy the gradient of the result:
 #
 #     y_t  = sum_i w_i h_{t-i}      h_s is used by y_s, y_{s+1} .. y_{s+K-1}, hence
 #     dh_s = sum_i w_i dy_{s+i}     the convolution in the other direction, ahead instead of back

@@ -76,9 +76,9 @@ POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALi
 
 
 def canon_label(model):
-    """The paper's names: Canon-ABCD, with (no-res), (act), (cst) for its variants."""
+    """The paper's names: Canon-ABCD, with (no-res), (act), (cst) for its variants; empty without Canon."""
     if not model["canon"]:
-        return "no Canon"
+        return ""
     variants = [name for name, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]),
                                       ("cst", model["canon_frozen"]), (f"K={model['canon_kernel']}", model["canon_kernel"] != 4)) if on]  # fmt: skip
     return f"Canon-{model['canon'].upper()}" + (f" ({', '.join(variants)})" if variants else "")
@@ -101,8 +101,8 @@ def models(runs):
     groups = {}
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
-        label = ", ".join([f"{POSITIONS[run['model']['pos']]} + {canon_label(run['model'])}", *extra])
-        groups.setdefault(label.replace(" + no Canon", ""), []).append(run)
+        name = " + ".join(filter(None, (POSITIONS[run["model"]["pos"]], canon_label(run["model"]))))
+        groups.setdefault(", ".join([name, *extra]), []).append(run)
     return dict(sorted(groups.items(), key=lambda item: (len(item[0]), item[0])))
 
 
@@ -186,6 +186,7 @@ def main():
         fail("no scores yet in any of these")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
         rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
         args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
     kinds = {}

@@ -147,7 +147,7 @@ def require(ok, field, value, allowed):
 # ------------------------------------------------------------------------------------------------------------
 # 2. Copy (paper Fig. 5): can one layer repeat a permutation?
 #
-#     <bos> 7 3 1 5 <query> 7 3 1 5
+#     <bos> 4 3 1 2 <query> 4 3 1 2
 #
 # To copy, find the last token's first occurrence and take its right neighbour. Attention alone needs two layers: one to
 # tell each token who stands left of it, one to look that up. A Canon layer does the first. Loss on the copy only.
@@ -275,7 +275,7 @@ class Depo(Task):
 # 4. Presets
 #
 # One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU and minutes,
-# paper for the paper's own numbers (12 layers of 768 dims). Where the paper gives several values (N, lr),
+# paper for the paper's own numbers. Where the paper gives several values (N, lr),
 # the first or the middle one stands here, and the flags of train.py reach the others.
 # ------------------------------------------------------------------------------------------------------------
 

@@ -263,7 +263,8 @@ def main(argv=None):
     eval_every = args.eval_every or max(1, training["steps"] // 20)
 
     # what makes the run what it is, and what --resume must find again
-    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed}
+    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed,
+              "eval_size": args.eval_size}  # fmt: skip
     recipe = json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
     out = args.out or Path("out") / run_name(args, task, config)
     checkpoint = out / "ckpt.pt"
