@@ -183,19 +183,19 @@ if triton is not None:
         tl.store(y_ptr + (b * T + rows) * D + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, T, D, tiles, stride_gb, stride_gt, stride_xb, stride_xt,
+    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, T, D, stride_gb, stride_gt, stride_xb, stride_xt,
                         K: tl.constexpr, TAPS: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
-                        ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        blocks = tl.cdiv(T, ROWS * tiles)
+                        TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        blocks = tl.cdiv(T, ROWS * TILES)
         b = (tl.program_id(0) // blocks).to(tl.int64)
-        top = (tl.program_id(0) % blocks) * ROWS * tiles
+        top = (tl.program_id(0) % blocks) * ROWS * TILES
         cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
         dy_ptr += b * stride_gb
         x_ptr += b * stride_xb
         taps = tl.arange(0, TAPS)[:, None]  # K, rounded up to the power of two that Triton wants
         dw = tl.zeros((TAPS, COLS), dtype=tl.float32)
 
-        for tile in range(tiles):
+        for tile in range(TILES):
             rows = top + tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
             inside = (rows < T) & (cols < D)
             x = tl.load(x_ptr + rows * stride_xt + cols, mask=inside, other=0.0).to(tl.float32)
@@ -264,8 +264,8 @@ def conv_backward_op(
     dw = torch.empty(programs, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         backward_kernel[programs, triton.cdiv(D, cols)](
-            dy, x, weight, dx, dw, T, D, tiles, dy.stride(0), dy.stride(1), x.stride(0), x.stride(1),
-            weight.shape[0], triton.next_power_of_2(weight.shape[0]), residual, silu, rows, cols,
+            dy, x, weight, dx, dw, T, D, dy.stride(0), dy.stride(1), x.stride(0), x.stride(1),
+            weight.shape[0], triton.next_power_of_2(weight.shape[0]), residual, silu, tiles, rows, cols,
         )  # fmt: skip
     return dx, dw.sum(0).to(weight.dtype)
 
