@@ -13,14 +13,20 @@ It can sit at four points of a block (paper Section 4; d is the model's width):
 
 "Canon-ABCD" is all four; the letters of `Config.canon` say which. All four have 4(d + 3d + d + 16d/3), about 41d
 parameters a layer, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. They do as few
-multiply-adds a token; what they cost is memory traffic (kernels.py). Everything else here is a plain pre-norm
-Transformer: RMSNorm, no biases, rotary or no positions, a gated or a standard MLP.
+multiply-adds a token; what they cost is memory traffic (kernels.py).
 
-Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 MLP; 6 the block; 7 the model, its loss, and
-generation. Shapes are in comments: B batch, T time, D width, H heads, K dims a head (in Canon, K is the kernel size).
+Attention can make way for one of three linear mixers (GLA, Mamba2, Gated DeltaNet), which remember the past in a state
+of fixed size. They are one recurrence with three choices of its coefficients: sections 5 to 7. The rest is a
+plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
+
+Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
+7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
+time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size).
 """
 
+import math
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 import torch.nn as nn
@@ -32,9 +38,8 @@ from kernels import causal_conv
 # 1. Configuration
 # ------------------------------------------------------------------------------------------------------------
 
-MIXERS = ("attention",)
 POSITIONS = ("rope", "rope4", "nope", "alibi", "halibi")
-MLPS = ("swiglu", "silu", "relu2", "swiglu-relu2")
+MLPS = ("swiglu", "silu", "relu2", "swiglu-relu2", "none")
 
 
 @dataclass
@@ -44,9 +49,9 @@ class Config:
     vocab_size: int
     block_size: int  # the longest sequence, in tokens
     n_layer: int = 12
-    n_head: int = 12
+    n_head: int = 12  # of attention; the linear mixers have the paper's own (section 7)
     d_model: int = 768
-    mixer: str = "attention"
+    mixer: str = "attention"  # or gla, mamba2, gdn, or a pattern to repeat over the layers: "gdn,gdn,attention"
     mlp: str = "swiglu"
     pos: str = "rope"
     canon: str = ""  # the points that have a Canon layer, e.g. "abcd"
@@ -54,6 +59,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
+    short_conv: Optional[bool] = None  # the linear mixers' own; None: as its authors have it, but not beside Canon-B
     tie_embeddings: bool = False
 
     def __post_init__(self):
@@ -63,18 +69,35 @@ class Config:
 
         for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
             require(getattr(self, field) >= 1, field, "must be at least 1")
-        require(self.mixer in MIXERS, "mixer", f"allowed: {', '.join(MIXERS)}")
+        pattern = self.mixer.split(",")
+        linear = sorted(set(pattern) - {"attention"})
+        require(set(pattern) <= set(MIXERS), "mixer", f"allowed: {', '.join(MIXERS)}, or several of them, joined by commas")
+        require(len(pattern) <= self.n_layer, "mixer", f"a pattern for more than n_layer = {self.n_layer} layers")
         require(self.mlp in MLPS, "mlp", f"allowed: {', '.join(MLPS)}")
         require(self.pos in POSITIONS, "pos", f"allowed: {', '.join(POSITIONS)}")
         letters = self.canon.lower()
         distinct = len(set(letters)) == len(letters)
         require(distinct and set(letters) <= set("abcd"), "canon", "allowed: the letters a, b, c, d, each at most once")
         self.canon = "".join(sorted(letters))
+        there = self.mlp != "none" or not set(letters) & set("cd")
+        require(there, "canon", "points c and d belong to the MLP, so with mlp none allowed: a, b")
         require(self.canon_kernel in (2, 3, 4), "canon_kernel", "allowed: 2, 3, 4")
-        require(self.d_model % self.n_head == 0, "d_model", f"must be a multiple of n_head = {self.n_head}")
-        multiple = {"rope": 2, "rope4": 8}.get(self.pos, 1)  # rotary turns pairs of dims
-        fits = (self.d_model // self.n_head) % multiple == 0
-        require(fits, "d_model", f"pos {self.pos} needs d_model / n_head to be a multiple of {multiple}")
+        require(linear or not self.short_conv, "short_conv", f"mixer {self.mixer} has none to switch on")
+        default = {MIXERS[name].has_short_conv and "b" not in self.canon for name in linear}
+        if self.short_conv is None and len(default) == 1:
+            self.short_conv = default.pop()
+        for name in linear:
+            multiple = MIXERS[name].multiple(self.d_model)
+            require(self.d_model % multiple == 0, "d_model", f"mixer {name} needs a multiple of {multiple} at this width")
+        if "attention" in pattern:
+            require(self.d_model % self.n_head == 0, "d_model", f"must be a multiple of n_head = {self.n_head}")
+            multiple = {"rope": 2, "rope4": 8}.get(self.pos, 1)  # rotary turns pairs of dims
+            fits = (self.d_model // self.n_head) % multiple == 0
+            require(fits, "d_model", f"pos {self.pos} needs d_model / n_head to be a multiple of {multiple}")
+        else:
+            meant = self.pos in ("rope", "nope")  # rope is the default
+            require(meant, "pos", f"positions mean nothing to mixer {self.mixer}, whose recurrence knows the order; leave it out")
+            self.pos = "nope"
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -82,20 +105,16 @@ class Config:
 # ------------------------------------------------------------------------------------------------------------
 
 
-class Canon(nn.Module):
-    """A residual depthwise causal convolution over the last few tokens: (B, T, width) -> (B, T, width).
+class CausalConv(nn.Module):
+    """`kernels.causal_conv` with its weight and, for streaming, its memory: (B, T, width) -> (B, T, width).
 
-    weight (canon_kernel, width); no bias. It starts at Conv1d's default, uniform(-1/sqrt K, 1/sqrt K). The model-wide
-    normal(0, 0.02) must not touch it: with weights that small the layer would start out as hardly more than its residual.
+    weight (kernel, width); no bias. It starts at Conv1d's default, uniform(-1/sqrt K, 1/sqrt K).
     """
 
-    def __init__(self, width, config):
+    def __init__(self, width, kernel, residual, activation):
         super().__init__()
-        K = config.canon_kernel
-        weight = torch.empty(K, width).uniform_(-(K**-0.5), K**-0.5)
-        self.weight = nn.Parameter(weight, requires_grad=not config.canon_frozen)
-        self.residual = config.canon_residual
-        self.activation = "silu" if config.canon_silu else None
+        self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-(kernel**-0.5), kernel**-0.5))
+        self.residual, self.activation = residual, activation
 
     def forward(self, x, state=None):
         tail = None
@@ -104,6 +123,17 @@ class Canon(nn.Module):
             tail = state[self] if self in state else x.new_zeros(x.shape[0], n, x.shape[2])
             state[self] = torch.cat([tail, x], dim=1)[:, -n:].clone()  # not a view, which would keep all of x alive
         return causal_conv(x, self.weight, self.residual, self.activation, tail)
+
+
+class Canon(CausalConv):
+    """The Canon layer: with a residual and no activation, unless the configuration wants a variant.
+
+    The model-wide normal(0, 0.02) must not touch its weights: so small, they would leave hardly more than the residual.
+    """
+
+    def __init__(self, width, config):
+        super().__init__(width, config.canon_kernel, config.canon_residual, "silu" if config.canon_silu else None)
+        self.weight.requires_grad_(not config.canon_frozen)
 
 
 def canon_at(point, width, config):
@@ -129,7 +159,7 @@ def rotary_angles(positions, dims, base=10000.0):
 def rotate(x, cos, sin):
     """Turn the pairs (x_j, x_{j+R}), j < R, of x (B, H, T, K) by the angles of cos, sin (T, R); the other dims pass."""
     R = cos.shape[-1]
-    x1, x2, rest = x[..., :R], x[..., R : 2 * R], x[..., 2 * R :]
+    x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
 
 
@@ -157,6 +187,8 @@ def distance_bias(pos, n_head, positions):
 
 class Attention(nn.Module):
     """Causal softmax attention with Canon-B on q, k, v together; 4 D^2 parameters."""
+
+    size = 4  # of its matrices, in D^2
 
     def __init__(self, config):
         super().__init__()
@@ -187,7 +219,329 @@ class Attention(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 5. MLP
+# 5. The linear recurrence
+#
+# Attention keeps every key and value, and so works harder with every token. A linear mixer keeps one matrix S (K x V) a
+# head: a key's row of it leads to that key's value. Every step fades S, writes one pair into it and reads it once:
+#
+#     S_t = (I - b_t k_t k_t^T) D_t S_{t-1} + w_t k_t v_t^T            o_t = S_t^T q_t
+#
+#                       D_t, the decay               w_t, the write    bracket     q, k, v
+#     GLA               diagonal: one a channel      1                 none        projections
+#     Mamba2            a number: exp(-a dt_t)       dt_t              none        C, B, x: q and k shared by all heads
+#     Gated DeltaNet    a number                     b_t               yes         projections, q and k of unit length
+#
+# Without the bracket, two values written under one key pile up. The bracket first removes what S holds under k_t, in
+# the measure b_t: the "delta rule", S += b k (v - S^T k)^T, a step of gradient descent on |S^T k - v|^2 / 2.
+#
+# The loop below is the definition. Section 6 computes the same, fast.
+# ------------------------------------------------------------------------------------------------------------
+
+
+def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
+    """The recurrence, one step after another.
+
+    q, k       (B, T, H, K); H may be 1, for queries and keys that all heads share
+    v          (B, T, H, V); a write strength w without the bracket is the caller's: pass w * v
+    log_decay  (B, T, H) or (B, T, H, K): ln of D_t, not above 0
+    beta       (B, T, H), or None: b_t, then also the write strength; None is no bracket and strength 1
+    state      (B, H, K, V) before the first step, or None for zeros
+    returns    o (B, T, H, V) in v's dtype, the state after the last step; computed in float32 (in float64 if v is)
+    """
+    B, T, H, V = v.shape
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    q, k, v_, decay = (u.to(dtype) for u in (q, k, v, log_decay))
+    decay = decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
+    S = v_.new_zeros(B, H, k.shape[3], V) if state is None else state.to(dtype)
+    o = []
+    for t in range(T):
+        key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H, K, 1)
+        S = decay[:, t] * S
+        write = v_[:, t]  # (B, H, V)
+        if beta is not None:
+            write = beta[:, t, :, None] * (write - (key * S).sum(-2))
+        S = S + key * write[:, :, None]
+        o.append((query * S).sum(-2))
+    return torch.stack(o, dim=1).to(v.dtype), S
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 6. The same by matrix products
+#
+# Cut time into chunks of C steps; let S be the state before a chunk, and count its steps from 1. Write P_t = D_1 .. D_t for
+# what reaches step t of what was there at the start, and D_{s+1} .. D_t likewise from step s. Without the bracket,
+#
+#     o_t = (P_t q_t)^T S + sum_{s<=t} A_ts v_s        A_ts = q_t^T (D_{s+1} .. D_t) k_s
+#     S'  = P_C S + sum_s (D_{s+1} .. D_C k_s) v_s^T
+#
+# are matrix products: a small masked attention inside the chunk, and one (K x V) update of the state for C tokens.
+#
+# The bracket needs one step more. Put what a step really writes in a vector of its own, and S_t = D_t S_{t-1} + k_t u_t^T
+# has no bracket any more:
+#
+#     u_t = b_t (v_t - S_{t-1}^T D_t k_t) = b_t (v_t - S^T P_t k_t - sum_{s<t} L_ts u_s)      L_ts = k_t^T (D_{s+1} .. D_t) k_s
+#
+# In matrices (I + bL) U = bV - (bPK) S, with L strictly lower triangular: a triangular system, solved for all chunks at once
+# before any S is known. With R = (I + bL)^-1 b it leaves U = U0 - W S, where U0 = R V and W = R P K (the "WY form"). Then
+#
+#     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0        K_out: the keys k_s, faded to the chunk's end
+#
+# which is again linear in S. So in every case the states between chunks obey S' = M S + X, and `scan` finds them all.
+#
+# Decays are kept as logarithms and only ever *added*: a product like D_{s+1} .. D_t taken as P_t / P_s would overflow when
+# decays are strong, and ln P_t - ln P_s would round.
+# ------------------------------------------------------------------------------------------------------------
+
+
+def fade_in(g):
+    """(.., C, K) -> same: row t is g_1 + .. + g_t, the log decay from before the chunk to step t."""
+    return g.cumsum(-2)
+
+
+def fade_out(g):
+    """(.., C, K) -> same: row s is g_{s+1} + .. + g_C, the log decay from step s to the end of the chunk."""
+    return F.pad(g[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+
+
+def decayed_products(q, k, g):
+    """A (.., C, C) with A[t, s] = sum_c q[t, c] k[s, c] exp(g[s+1, c] + .. + g[t, c]) for s <= t, and 0 for s > t.
+
+    q, k (.., C, K); g (.., C, K) or (.., C, 1); C is a power of two.
+    """
+    C = q.shape[-2]
+    if g.shape[-1] == 1:  # one decay for all channels stands outside the product
+        later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)  # t > s
+        sums = g.expand(*g.shape[:-1], C).masked_fill(~later, 0).cumsum(-2)  # [t, s]: g_{s+1} + .. + g_t
+        return (q @ k.mT) * sums.masked_fill(later.mT, float("-inf")).exp()
+    # A decay for each channel must be split between q and k. Split it at a point between s and t, and both parts are decays.
+    # In blocks of 1, 2, 4 .. steps: two neighbouring blocks have their A, and what joins them is split where they meet.
+    A = (q * k).sum(-1).expand(g.shape[:-1])[..., None, None]  # (.., C, 1, 1)
+    while (m := A.shape[-1]) < C:
+        (_, q1), (k0, _), (g0, g1) = (u.unflatten(-2, (-1, 2, m)).unbind(-3) for u in (q, k, g))  # (.., C/2m, m, K)
+        A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)  # (.., C/2m, m, m)
+        across = (q1 * fade_in(g1).exp()) @ (k0 * fade_out(g0).exp()).mT
+        A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
+    return A.squeeze(-3)
+
+
+def scan(times, M, X, S):
+    """All states S_0 .. S_N of S_{n+1} = times(M_n, S_n) + X_n; M, X have N as their first dimension, S_0 = S.
+
+    Two steps in a row are one: M_1 (M_0 S + X_0) + X_1. So pair the steps, find every other state with half as many
+    (recursively), then the states between: about log2 N rounds of batched products.
+    """
+    N = len(X)
+    if N == 0:
+        return S[None]
+    M0, M1, X0, X1 = M[0 : N - 1 : 2], M[1::2], X[0 : N - 1 : 2], X[1::2]
+    even = scan(times, times(M1, M0), times(M1, X0) + X1, S)  # S_0, S_2, ..
+    odd = times(M[::2], even[: len(M[::2])]) + X[::2]  # S_1, S_3, ..
+    states = torch.stack([even[: len(odd)], odd], dim=1).flatten(0, 1)
+    return torch.cat([states, even[len(odd) :]])
+
+
+def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64):
+    """`linear_recurrence` in chunks: same arguments, same result, in time and memory linear in T.
+
+    chunk  tokens a chunk, rounded up to a power of two
+    """
+    B, T, H, V = v.shape
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    C = 2 ** (min(chunk, T) - 1).bit_length()
+    N = -(-T // C)
+
+    def chunks(x):  # (B, T, H, X) -> (N, B, H, C, X); padded steps write nothing and keep the state
+        x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, N * C - T))
+        return x.unflatten(1, (N, C)).permute(1, 0, 3, 2, 4)
+
+    with torch.autocast(v.device.type, enabled=False):
+        g = chunks(log_decay if log_decay.dim() == 4 else log_decay[..., None])
+        q, k, U = chunks(q), chunks(k), chunks(v)
+        k_in, k_out = k * fade_in(g).exp(), k * fade_out(g).exp()
+        through = fade_in(g)[..., -1:, :].exp().mT  # (N, B, H, K or 1, 1): a whole chunk's decay
+        A = decayed_products(q, k, g)  # (N, B, H, C, C)
+
+        # 1. what each step writes, before the state is known; U = U - W S once it is
+        if beta is not None:
+            b = chunks(beta[..., None])
+            bL = b * decayed_products(k, k, g)  # the solver reads below the diagonal only, and takes ones on it
+            R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
+            U, W = R @ U, R @ k_in
+        # 2. the states between the chunks
+        S = U.new_zeros(B, H, k.shape[-1], V) if state is None else state.to(dtype)
+        if beta is None:
+            S = scan(torch.mul, through, k_out.mT @ U, S)
+        else:
+            S = scan(torch.matmul, torch.eye(k.shape[-1], device=k.device) * through - k_out.mT @ W, k_out.mT @ U, S)
+            U = U - W @ S[:-1]
+        # 3. what each step reads: from before the chunk, and inside it
+        o = (q * fade_in(g).exp()) @ S[:-1] + A @ U  # (N, B, H, C, V)
+    return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :T].to(v.dtype), S[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 7. GLA, Mamba2, Gated DeltaNet
+#
+# Each projects, mixes neighbours (Canon-B and, as its authors have it, a short convolution with SiLU and without residual,
+# the paper's "b"), turns some of the projections into decays and strengths, runs the recurrence, and gates and projects
+# what was read. A layer has 12 D^2 parameters whatever its mixer: the MLP gets what the mixer leaves (`size`).
+# ------------------------------------------------------------------------------------------------------------
+
+
+class LinearMixer(nn.Module):
+    """What the three share. A subclass gives `size` (its parameters, in D^2), `has_short_conv` (its authors' default)
+    and `multiple(D)`, of which D must be a multiple so that the heads divide."""
+
+    def short_conv(self, width, config, std=None):
+        """The built-in convolution, or None; std: of a normal initialisation in place of Conv1d's. By default Canon-B takes its
+        place, as in the paper's names: AbCD keeps the authors' convolution, ABCD has Canon-B."""
+        wanted = config.short_conv
+        if wanted is None:
+            wanted = self.has_short_conv and "b" not in config.canon
+        if not wanted:
+            return None
+        conv = CausalConv(width, 4, residual=False, activation="silu")
+        if std is not None:
+            nn.init.normal_(conv.weight, std=std)
+        return conv
+
+    def recur(self, q, k, v, log_decay, beta=None, state=None):
+        """o (B, T, H, V), with the recurrence's state carried on in a stream."""
+        o, S = chunked_linear_attention(q, k, v, log_decay, beta, None if state is None else state.get(self))
+        if state is not None:
+            state[self] = S
+        return o
+
+
+def wide(x):
+    """x in float32 at least: what decays are made of must not be rounded to bfloat16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def slow_to_fast(n_head):
+    """The bias of a softplus that makes it start, head by head, anywhere from 0.001 to 0.1 (uniform in the logarithm)."""
+    dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
+    return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus of this is dt
+
+
+class GLA(LinearMixer):
+    """Gated linear attention: 4 heads, keys of D/2, values of D, a decay for each key channel."""
+
+    size, has_short_conv, n_head = 4, False, 4
+
+    @staticmethod
+    def multiple(D):
+        return 8
+
+    def __init__(self, config):
+        super().__init__()
+        D = config.d_model
+        self.qkv = nn.Linear(D, 2 * D, bias=False)
+        self.canon = canon_at("b", 2 * D, config)
+        self.conv = self.short_conv(2 * D, config, std=0.02)
+        self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))  # low rank: few parameters
+        self.gate = nn.Linear(D, D, bias=False)
+        self.norm = RMSNorm(D // self.n_head)
+        self.out = nn.Linear(D, D, bias=False)
+
+    def forward(self, x, rope=None, bias=None, state=None):
+        D = x.shape[-1]
+        qkv = self.qkv(x)
+        for conv in (self.canon, self.conv):
+            qkv = qkv if conv is None else conv(qkv, state)
+        log_decay = F.logsigmoid(wide(self.decay(x))) / 16  # of sigmoid(..)^(1/16): near 1, so that memory is long
+        q, k, v, log_decay, gate = (
+            u.unflatten(-1, (self.n_head, -1)) for u in (*qkv.split([D // 2, D // 2, D], -1), log_decay, self.gate(x))
+        )
+        o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, state=state)  # (B, T, H, V)
+        return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
+
+
+class Mamba2(LinearMixer):
+    """State-space model with scalar decays: 16 heads, values of 2D in all, one key and one query of 64 for all heads."""
+
+    size, has_short_conv, n_head, n_state = 6, True, 16, 64
+
+    @staticmethod
+    def multiple(D):
+        return 8
+
+    def __init__(self, config):
+        super().__init__()
+        D, H, K = config.d_model, self.n_head, self.n_state
+        self.into = nn.Linear(D, 4 * D + 2 * K + H, bias=False)  # z, x, B, C, dt: gate, value, key, query, step
+        self.canon = canon_at("b", 4 * D + 2 * K + H, config)
+        self.conv = self.short_conv(2 * D + 2 * K, config)
+        self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
+        self.dt_bias = slow_to_fast(H)
+        self.skip = nn.Parameter(torch.ones(H))  # its authors' "D"
+        self.norm = RMSNorm(2 * D)
+        self.out = nn.Linear(2 * D, D, bias=False)
+
+    def forward(self, x, rope=None, bias=None, state=None):
+        D, H, K = x.shape[-1], self.n_head, self.n_state
+        h = self.into(x)
+        if self.canon is not None:
+            h = self.canon(h, state)
+        z, xBC, dt = h.split([2 * D, 2 * D + 2 * K, H], -1)
+        xBC = F.silu(xBC) if self.conv is None else self.conv(xBC, state)  # without: the SiLU alone, as in GDN (our choice)
+        value, key, query = xBC.split([2 * D, K, K], -1)
+        value = wide(value.unflatten(-1, (H, -1)))
+        dt = F.softplus(wide(dt) + self.dt_bias)  # (B, T, H)
+        o = self.recur(query[:, :, None], key[:, :, None], dt[..., None] * value, -self.A_log.exp() * dt, state=state)
+        y = (o + self.skip[:, None] * value).flatten(-2)
+        return self.out(self.norm(y * F.silu(z)))
+
+
+class GatedDeltaNet(LinearMixer):
+    """The delta rule with scalar decays: keys of 3D/4 and values of 3D/2 in all, one head for 128 dims of D."""
+
+    size, has_short_conv = 6, True
+
+    @staticmethod
+    def heads(D):
+        return max(2, D // 128)  # the paper's 4 and 6 at D = 512 and 768; at least two is our choice
+
+    @staticmethod
+    def multiple(D):
+        return 4 * GatedDeltaNet.heads(D)
+
+    def __init__(self, config):
+        super().__init__()
+        D = config.d_model
+        self.n_head = H = self.heads(D)
+        self.qkv = nn.Linear(D, 3 * D, bias=False)
+        self.canon = canon_at("b", 3 * D, config)
+        self.conv = self.short_conv(3 * D, config, std=0.02)
+        self.decay = nn.Linear(D, H, bias=False)
+        self.strength = nn.Linear(D, H, bias=False)
+        self.A_log = nn.Parameter(torch.empty(H).uniform_(0, 16).log())
+        self.dt_bias = slow_to_fast(H)
+        self.gate = nn.Linear(D, 3 * D // 2, bias=False)
+        self.norm = RMSNorm(3 * D // 2 // H)
+        self.out = nn.Linear(3 * D // 2, D, bias=False)
+
+    def forward(self, x, rope=None, bias=None, state=None):
+        D = x.shape[-1]
+        qkv = self.qkv(x)
+        if self.canon is not None:
+            qkv = self.canon(qkv, state)
+        qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
+        q, k, v, gate = (
+            u.unflatten(-1, (self.n_head, -1)) for u in (*qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1), self.gate(x))
+        )
+        q, k = F.normalize(wide(q), dim=-1), F.normalize(wide(k), dim=-1)  # of unit length: b_t removes the share b_t
+        log_decay = -self.A_log.exp() * F.softplus(wide(self.decay(x)) + self.dt_bias)  # (B, T, H)
+        beta = wide(self.strength(x)).sigmoid()
+        o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, beta, state)
+        return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
+
+
+MIXERS = {"attention": Attention, "gla": GLA, "mamba2": Mamba2, "gdn": GatedDeltaNet}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 8. MLP
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -196,20 +550,21 @@ def relu2(x):
 
 
 class MLP(nn.Module):
-    """8 D^2 parameters, gated (width 8D/3, to the nearest multiple of 8) or standard (width 4D).
+    """size D^2 parameters, gated (width size D/3, to the nearest multiple of 8) or standard (width size D/2).
 
     swiglu  down(silu(gate) * up)        silu   down(silu(up))
     swiglu-relu2  with relu(gate)^2      relu2  down(relu(up)^2)
 
-    Canon-D sits before the activation, on gate and up together.
+    size is 8 beside attention or GLA: widths 8D/3 and 4D; 6 beside Mamba2 or GDN. Canon-D sits before the activation, on
+    gate and up together.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, size):
         super().__init__()
         D = config.d_model
         self.gated = config.mlp.startswith("swiglu")
         self.act = relu2 if config.mlp.endswith("relu2") else F.silu
-        width = max(8, 8 * round(D / 3)) if self.gated else 4 * D
+        width = max(8, 8 * round(size * D / 24)) if self.gated else size * D // 2
         up_width = 2 * width if self.gated else width
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)
@@ -226,7 +581,7 @@ class MLP(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 6. The block
+# 9. The block
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -251,20 +606,24 @@ class RMSNorm(nn.Module):
 class Block(nn.Module):
     """Mixer and MLP, each behind a norm and inside a residual; Canon A and C follow the norms."""
 
-    def __init__(self, config):
+    def __init__(self, config, mixer):
         super().__init__()
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
-        self.mixer = Attention(config)  # with Canon B inside
-        self.norm2 = RMSNorm(config.d_model)
-        self.canon_c = canon_at("c", config.d_model, config)
-        self.mlp = MLP(config)  # with Canon D inside
+        self.mixer = MIXERS[mixer](config)  # with Canon B inside
+        self.mlp = None
+        if config.mlp != "none":
+            self.norm2 = RMSNorm(config.d_model)
+            self.canon_c = canon_at("c", config.d_model, config)
+            self.mlp = MLP(config, 12 - self.mixer.size)  # with Canon D inside
 
     def forward(self, x, rope=None, bias=None, state=None):
         h = self.norm1(x)
         if self.canon_a is not None:
             h = self.canon_a(h, state)
         x = x + self.mixer(h, rope, bias, state)
+        if self.mlp is None:
+            return x
         h = self.norm2(x)
         if self.canon_c is not None:
             h = self.canon_c(h, state)
@@ -272,7 +631,7 @@ class Block(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 7. The model
+# 10. The model
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -281,12 +640,15 @@ class CanonGPT(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        pattern = config.mixer.split(",")
+        self.blocks = nn.ModuleList(Block(config, pattern[i % len(pattern)]) for i in range(config.n_layer))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         for module in self.modules():  # Canon is neither: it keeps its own initialisation
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
 

@@ -25,6 +25,7 @@ import argparse
 import os
 import shutil
 import statistics
+import sysconfig
 import time
 from typing import Tuple
 
@@ -346,8 +347,9 @@ def implementations(device):
 
 
 def has_cpp_compiler():
-    """Whether torch.compile can work on the CPU: it writes C++ and calls a compiler."""
-    return any(shutil.which(c) for c in (os.environ.get("CXX"), "c++", "g++", "clang++", "cl") if c)
+    """Whether torch.compile can work on the CPU: it writes C++, which includes Python.h, and calls a compiler."""
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    return os.path.exists(header) and any(shutil.which(c) for c in (os.environ.get("CXX"), "c++", "g++", "clang++", "cl") if c)
 
 
 def value_and_grads(conv, x, weight, dy, *options):

@@ -75,13 +75,23 @@ def read_all(paths):
 POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi", "halibi": "H-ALiBi"}
 
 
-def canon_label(model):
-    """The paper's names: Canon-ABCD, with (no-res), (act), (cst) for its variants; empty without Canon."""
-    if not model["canon"]:
-        return ""
-    variants = [name for name, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]),
-                                      ("cst", model["canon_frozen"]), (f"K={model['canon_kernel']}", model["canon_kernel"] != 4)) if on]  # fmt: skip
-    return f"Canon-{model['canon'].upper()}" + (f" ({', '.join(variants)})" if variants else "")
+MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
+
+
+def model_label(model):
+    """As in the paper: RoPE + Canon-ABCD; GDN + Canon-AbCD, where b is the mixer's own short convolution (alone: "+ conv");
+    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants."""
+    parts = ["/".join(MIXERS.get(name, POSITIONS[model["pos"]]) for name in model["mixer"].split(","))]
+    canon = model["canon"]
+    own = "b" if model["short_conv"] and "b" not in canon else ""
+    if model["short_conv"] and not (canon and own):
+        parts.append("conv")
+    if canon:
+        variants = [name for name, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]),
+                                          ("cst", model["canon_frozen"]), (f"K={model['canon_kernel']}", model["canon_kernel"] != 4)) if on]  # fmt: skip
+        letters = "".join(point if point == own else point.upper() for point in sorted(canon + own))
+        parts.append(f"Canon-{letters}" + (f" ({', '.join(variants)})" if variants else ""))
+    return " + ".join(parts)
 
 
 def flatten(tree, path=""):
@@ -93,16 +103,16 @@ def flatten(tree, path=""):
 
 
 def models(runs):
-    """{label: its runs}. The label names position and Canon, and whatever else differs among the runs, but for the seed."""
+    """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
+    seed."""
     recipes = [flatten({key: run[key] for key in ("task", "model", "training")}) for run in runs]
-    named = {"model.pos"} | {key for key in recipes[0] if key.startswith("model.canon")}
+    named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
     keys = set().union(*recipes) - named
     differing = sorted(key for key in keys if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
     groups = {}
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
-        name = " + ".join(filter(None, (POSITIONS[run["model"]["pos"]], canon_label(run["model"]))))
-        groups.setdefault(", ".join([name, *extra]), []).append(run)
+        groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
     return dict(sorted(groups.items(), key=lambda item: (len(item[0]), item[0])))
 
 

@@ -69,9 +69,12 @@ def parse_arguments(argv):
     add("--block-size", type=int, help="context, in tokens")
 
     add = parser.add_argument_group("model").add_argument
-    add("--mixer", default="attention", help=f"one of {', '.join(MIXERS)} (default %(default)s)")
+    add("--mixer", default="attention", help=f"one of {', '.join(MIXERS)} (default %(default)s), or a pattern to repeat over the "
+        "layers: gdn,gdn,attention")  # fmt: skip
     add("--canon", default="", metavar="POINTS", help="where Canon layers sit: any of the letters a, b, c, d (default none)")
-    add("--pos", default="rope", help=f"one of {', '.join(POSITIONS)} (default %(default)s)")
+    add("--pos", default="rope", help=f"attention's positions: one of {', '.join(POSITIONS)} (default %(default)s)")
+    add("--short-conv", action=argparse.BooleanOptionalAction,
+        help="the linear mixers' built-in convolution (default: on for mamba2 and gdn, unless Canon-B takes its place)")  # fmt: skip
     add("--mlp", default="swiglu", help=f"one of {', '.join(MLPS)} (default %(default)s)")
     add("--canon-kernel", type=int, default=4, metavar="K", help="tokens that a Canon layer sees: 2, 3 or 4 (default)")
     add("--canon-no-residual", action="store_true", help="Canon without its residual")
@@ -93,7 +96,7 @@ def parse_arguments(argv):
 
     add = parser.add_argument_group("run").add_argument
     add("--device", help="cuda, mps or cpu (default: the first of these that is there)")
-    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: on CUDA only)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: yes on CUDA, and on a CPU with a C++ compiler)")
     add("--workers", type=int, help="processes that generate data (default: 4 on CUDA, else 0, which is in this process)")
     add("--eval-every", type=int, metavar="STEPS", help="score, and save, every so many steps (default: 20 times a run)")
     add("--eval-size", type=int, default=512, metavar="N", help="instances an evaluation draws (default %(default)s)")
@@ -137,15 +140,18 @@ def given(args, *fields):
 
 def run_name(args, task, config):
     """Task, preset, the model's choices, whatever else the command line sets, and the seed."""
-    parts = [task.name, args.preset, config.mixer if config.mixer != "attention" else "", config.pos, config.canon or "bare"]
+    mixer = config.mixer if config.mixer != "attention" else ""
+    pos = config.pos if "attention" in config.mixer else ""
+    parts = [task.name, args.preset, mixer, pos, config.canon or "bare"]
     default = parse_arguments(["--task", args.task])
     named = ("task", "preset", "mixer", "pos", "canon", "seed")
     technical = ("device", "compile", "workers", "eval_every", "eval_size", "out", "resume")
     for field, value in vars(args).items():
         if field not in named + technical and value != getattr(default, field):
             value = "-".join(map(str, value)) if isinstance(value, list) else value
-            parts.append(field.replace("_", "-") + ("" if value is True else f"={value}"))
-    return "_".join(filter(None, parts)) + f"_s{args.seed}"
+            name = field.replace("_", "-")
+            parts.append({"True": name, "False": f"no-{name}"}.get(str(value), f"{name}={value}"))
+    return "_".join(filter(None, parts)).replace(",", "-") + f"_s{args.seed}"
 
 
 def difference(old, new, path=""):
@@ -251,14 +257,17 @@ def main(argv=None):
         config = Config(
             vocab_size=task.vocab_size, block_size=task.block_size, mixer=args.mixer, mlp=args.mlp, pos=args.pos,
             canon=args.canon, canon_kernel=args.canon_kernel, canon_residual=not args.canon_no_residual,
-            canon_silu=args.canon_silu, canon_frozen=args.canon_frozen, tie_embeddings=args.tie_embeddings,
+            canon_silu=args.canon_silu, canon_frozen=args.canon_frozen, short_conv=args.short_conv, tie_embeddings=args.tie_embeddings,
             **{**task.model, **given(args, "n_layer", "n_head", "d_model")},
         )  # fmt: skip
     except ValueError as error:
         fail(error)
-    compiled = device == "cuda" if args.compile is None else args.compile
-    if compiled and device == "cpu" and not has_cpp_compiler():
-        fail("--compile on the CPU needs a C++ compiler, and none was found: leave it out or install one")
+    compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
+    compiled = compilable if args.compile is None else args.compile
+    if compiled and device == "cpu" and not compilable:
+        fail("--compile on the CPU needs a C++ compiler and Python's headers, not found here: leave it out or install them")
+    if args.compile is None:  # nobody asked for it: a compiler that does not work after all may cost speed, not the run
+        torch._dynamo.config.suppress_errors = True
     workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
     eval_every = args.eval_every or max(1, training["steps"] // 20)
 
@@ -301,9 +310,11 @@ def main(argv=None):
         write_atomically(out / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
 
     counts = model.parameter_counts()
-    print(f"{task.name} ({args.preset}), {config.pos}, canon {config.canon or 'none'}: {config.n_layer} layers, {config.d_model} dims, "
-          f"{counts['total']:,} parameters (embeddings {counts['embeddings']:,}, Canon {counts['canon']:,})")  # fmt: skip
-    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device}; results in {out}")
+    pos = f", {config.pos}" if "attention" in config.mixer else ""
+    print(f"{task.name} ({args.preset}), {config.mixer}{pos}, canon {config.canon or 'none'}: {config.n_layer} layers, "
+          f"{config.d_model} dims, {counts['total']:,} parameters (embeddings {counts['embeddings']:,}, Canon {counts['canon']:,})")  # fmt: skip
+    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device}{', compiled' if compiled else ''}; "
+          f"results in {out}")
 
     def save(step):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "recipe": recipe,
