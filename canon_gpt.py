@@ -249,20 +249,20 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     returns    o (B, T, H, V) in v's dtype, the state after the last step; computed in float32 (in float64 if v is)
     """
     B, T, H, V = v.shape
-    dtype = torch.promote_types(v.dtype, torch.float32)
-    q, k, v_, decay = (u.to(dtype) for u in (q, k, v, log_decay))
+    given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    q, k, v, decay = (u.to(dtype) for u in (q, k, v, log_decay))
     decay = decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
-    S = v_.new_zeros(B, H, k.shape[3], V) if state is None else state.to(dtype)
+    S = v.new_zeros(B, H, k.shape[3], V) if state is None else state.to(dtype)
     o = []
     for t in range(T):
         key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H, K, 1)
         S = decay[:, t] * S
-        write = v_[:, t]  # (B, H, V)
+        write = v[:, t]  # (B, H, V)
         if beta is not None:
             write = beta[:, t, :, None] * (write - (key * S).sum(-2))
         S = S + key * write[:, :, None]
         o.append((query * S).sum(-2))
-    return torch.stack(o, dim=1).to(v.dtype), S
+    return torch.stack(o, dim=1).to(given), S
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -317,7 +317,12 @@ def causal_conv(x, weight, residual=True, activation=None, tail=None):
         return y[:, tail.shape[1] :]
     if triton is not None and x.is_cuda and x.dtype != torch.float64:
         return causal_conv_triton(x, weight, residual, activation)
-    if torch.compiler.is_compiling() or x.numel() == 0:  # torch.compile fuses the definition into one loop
+    if x.numel() == 0:
+        return causal_conv_reference(x, weight, residual, activation)
+    if torch.compiler.is_compiling():  # torch.compile fuses the definition into one loop
+        # A copy of the weights for each sequence (a view, no memory): their gradients are then summed sequence by
+        # sequence, in the cache, and not channel by channel across the whole batch.
+        weight = weight[:, None, None].expand(-1, x.shape[0], 1, -1)  # (K, B, 1, D)
         return causal_conv_reference(x, weight, residual, activation)
     return causal_conv_inplace(x, weight, residual, activation)
 

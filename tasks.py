@@ -293,7 +293,7 @@ PRESETS = {
     },
     "depo1": {
         "nano": dict(N=5, K=2, V=50, word_len=(1, 2), block_size=52, model=dict(n_layer=3, n_head=2, d_model=64),
-                     training=dict(ADAMW, steps=7000, batch_size=32, lr=7e-3, warmup=300)),
+                     training=dict(ADAMW, steps=10_000, batch_size=32, lr=7e-3, warmup=300)),
         "small": dict(N=40, K=8, V=50, word_len=(1, 2), block_size=320, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=225, K=8, V=50, word_len=(1, 2), block_size=2048, model=LARGE,

@@ -289,6 +289,7 @@ def main(argv=None):
 
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
+    torch.set_flush_denormal(True)  # sharp attention has weights below 1e-38, with which CPUs are slow
     model = CanonGPT(config).to(device)
     optimizer = make_optimizer(model, training, device)
     start, seconds, last_eval = 0, 0.0, {}
