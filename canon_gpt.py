@@ -59,7 +59,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: Optional[bool] = None  # the linear mixers' own; None: as its authors have it, but not beside Canon-B
+    short_conv: Optional[bool] = None  # the linear mixers' own; None: on with mamba2 or gdn, unless Canon-B takes its place
     tie_embeddings: bool = False
 
     def __post_init__(self):
@@ -83,9 +83,8 @@ class Config:
         require(there, "canon", "points c and d belong to the MLP, so with mlp none allowed: a, b")
         require(self.canon_kernel in (2, 3, 4), "canon_kernel", "allowed: 2, 3, 4")
         require(linear or not self.short_conv, "short_conv", f"mixer {self.mixer} has none to switch on")
-        default = {MIXERS[name].has_short_conv and "b" not in self.canon for name in linear}
-        if self.short_conv is None and len(default) == 1:
-            self.short_conv = default.pop()
+        if self.short_conv is None:
+            self.short_conv = bool({"mamba2", "gdn"} & set(pattern)) and "b" not in self.canon
         for name in linear:
             multiple = MIXERS[name].multiple(self.d_model)
             require(self.d_model % multiple == 0, "d_model", f"mixer {name} needs a multiple of {multiple} at this width")
@@ -101,7 +100,7 @@ class Config:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 2. Canon
+# 2. Canon, and the norm before it
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +138,24 @@ class Canon(CausalConv):
 def canon_at(point, width, config):
     """The Canon layer of this point ("a" .. "d"), or None where the configuration has none."""
     return Canon(width, config) if point in config.canon else None
+
+
+def working_dtype(x):
+    """The dtype of matrix products of x: autocast's, where it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dim. Under autocast the result goes on in autocast's dtype: what reads it next
+    is Canon, which would otherwise move twice the bytes, and a matrix product, which would cast it anyway."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.rms_norm(x, x.shape[-1:], self.weight, eps=1e-6).to(working_dtype(x))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -222,7 +239,8 @@ class Attention(nn.Module):
 # 5. The linear recurrence
 #
 # Attention keeps every key and value, and so works harder with every token. A linear mixer keeps one matrix S (K x V) a
-# head: a key's row of it leads to that key's value. Every step fades S, writes one pair into it and reads it once:
+# head, a sum of products k v^T: S^T k gives back what was written under keys like k. Every step fades S, writes one pair
+# into it and reads it once, with k_t, v_t, q_t vectors of the token and S zero at first:
 #
 #     S_t = (I - b_t k_t k_t^T) D_t S_{t-1} + w_t k_t v_t^T            o_t = S_t^T q_t
 #
@@ -234,7 +252,7 @@ class Attention(nn.Module):
 # Without the bracket, two values written under one key pile up. The bracket first removes what S holds under k_t, in
 # the measure b_t: the "delta rule", S += b k (v - S^T k)^T, a step of gradient descent on |S^T k - v|^2 / 2.
 #
-# The loop below is the definition. Section 6 computes the same, fast.
+# The loop below is the definition. Section 6 computes the same, fast. Both take w_t as a part of v_t, where it is not b_t.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +265,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     beta       (B, T, H), or None: b_t, then also the write strength; None is no bracket and strength 1
     state      (B, H, K, V) before the first step, or None for zeros
     returns    o (B, T, H, V) in v's dtype, the state after the last step; computed in float32 (in float64 if v is)
+
+    T is at least 1.
     """
     B, T, H, V = v.shape
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
@@ -268,23 +288,24 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 # ------------------------------------------------------------------------------------------------------------
 # 6. The same by matrix products
 #
-# Cut time into chunks of C steps; let S be the state before a chunk, and count its steps from 1. Write P_t = D_1 .. D_t for
-# what reaches step t of what was there at the start, and D_{s+1} .. D_t likewise from step s. Without the bracket,
+# Cut time into chunks of C steps; let S be the state before a chunk, and count its steps from 1. P_t = D_1 .. D_t is what
+# step t still sees of S, and D_{s+1} .. D_t what it sees of step s. Without the bracket,
 #
-#     o_t = (P_t q_t)^T S + sum_{s<=t} A_ts v_s        A_ts = q_t^T (D_{s+1} .. D_t) k_s
+#     o_t = S^T P_t q_t + sum_{s<=t} A_ts v_s          A_ts = q_t^T (D_{s+1} .. D_t) k_s
 #     S'  = P_C S + sum_s (D_{s+1} .. D_C k_s) v_s^T
 #
 # are matrix products: a small masked attention inside the chunk, and one (K x V) update of the state for C tokens.
 #
-# The bracket needs one step more. Put what a step really writes in a vector of its own, and S_t = D_t S_{t-1} + k_t u_t^T
-# has no bracket any more:
+# The bracket needs one step more. Call what a step really writes u_t, and S_t = D_t S_{t-1} + k_t u_t^T has no bracket:
 #
 #     u_t = b_t (v_t - S_{t-1}^T D_t k_t) = b_t (v_t - S^T P_t k_t - sum_{s<t} L_ts u_s)      L_ts = k_t^T (D_{s+1} .. D_t) k_s
 #
-# In matrices (I + bL) U = bV - (bPK) S, with L strictly lower triangular: a triangular system, solved for all chunks at once
-# before any S is known. With R = (I + bL)^-1 b it leaves U = U0 - W S, where U0 = R V and W = R P K (the "WY form"). Then
+# With the steps as rows of matrices U, V, K_in (rows P_t k_t) and K_out (rows D_{t+1} .. D_C k_t), and b the diagonal
+# matrix of the b_t, this is (I + b L) U = b (V - K_in S), where L is strictly lower triangular. R = (I + b L)^-1 b comes from
+# a triangular system, for all chunks at once and before any S is known. It leaves (the "WY form")
 #
-#     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0        K_out: the keys k_s, faded to the chunk's end
+#     U = U0 - W S         U0 = R V,  W = R K_in
+#     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0
 #
 # which is again linear in S. So in every case the states between chunks obey S' = M S + X, and `scan` finds them all.
 #
@@ -313,22 +334,31 @@ def decayed_products(q, k, g):
         later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)  # t > s
         sums = g.expand(*g.shape[:-1], C).masked_fill(~later, 0).cumsum(-2)  # [t, s]: g_{s+1} + .. + g_t
         return (q @ k.mT) * sums.masked_fill(later.mT, float("-inf")).exp()
-    # A decay for each channel must be split between q and k. Split it at a point between s and t, and both parts are decays.
-    # In blocks of 1, 2, 4 .. steps: two neighbouring blocks have their A, and what joins them is split where they meet.
-    A = (q * k).sum(-1).expand(g.shape[:-1])[..., None, None]  # (.., C, 1, 1)
-    while (m := A.shape[-1]) < C:
-        (_, q1), (k0, _), (g0, g1) = (u.unflatten(-2, (-1, 2, m)).unbind(-3) for u in (q, k, g))  # (.., C/2m, m, K)
-        A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)  # (.., C/2m, m, m)
-        across = (q1 * fade_in(g1).exp()) @ (k0 * fade_out(g0).exp()).mT
+    # A decay for each channel must be split between q and k, at a point between s and t: then both parts are decays, and
+    # neither overflows. No point serves all pairs; so start with blocks of one step, and join neighbours to blocks of 2, 4 .. C,
+    # splitting the pairs from one to the other where the two meet:      A0    0
+    #                                                                  across  A1
+    A = (q * k).sum(-1).expand(g.shape[:-1])[..., None, None]  # (.., C, 1, 1): a step and itself
+    size = 1
+    while size < C:
+        g0, g1 = g.unflatten(-2, (-1, 2, size)).unbind(-3)  # (.., C / (2 size), size, K): all left and all right blocks
+        k0 = k.unflatten(-2, (-1, 2, size))[..., 0, :, :]
+        q1 = q.unflatten(-2, (-1, 2, size))[..., 1, :, :]
+        across = (q1 * fade_in(g1).exp()) @ (k0 * fade_out(g0).exp()).mT  # (.., C / (2 size), size, size)
+        A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
         A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
+        size *= 2
     return A.squeeze(-3)
 
 
 def scan(times, M, X, S):
-    """All states S_0 .. S_N of S_{n+1} = times(M_n, S_n) + X_n; M, X have N as their first dimension, S_0 = S.
+    """All states S_0 .. S_N of S_{n+1} = M_n S_n + X_n, from S_0 = S; N is the first dimension of M and X.
 
-    Two steps in a row are one: M_1 (M_0 S + X_0) + X_1. So pair the steps, find every other state with half as many
-    (recursively), then the states between: about log2 N rounds of batched products.
+    times  how M acts: torch.mul where it is diagonal, (N, B, H, K or 1, 1), torch.matmul where it is (N, B, H, K, K)
+
+    Two steps are one: S_2 = M_1 (M_0 S_0 + X_0) + X_1 = (M_1 M_0) S_0 + (M_1 X_0 + X_1). So pair the steps, find every other
+    state with half as many of them (recursively), then the states between. A loop over the chunks would be as right, but has N
+    turns, which torch.compile writes out one by one; this has log2 N, each for many chunks at once.
     """
     N = len(X)
     if N == 0:
@@ -344,10 +374,12 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     """`linear_recurrence` in chunks: same arguments, same result, in time and memory linear in T.
 
     chunk  tokens a chunk, rounded up to a power of two
+
+    On CUDA, float32 products are as exact as torch.set_float32_matmul_precision lets them be.
     """
     B, T, H, V = v.shape
-    dtype = torch.promote_types(v.dtype, torch.float32)
-    C = 2 ** (min(chunk, T) - 1).bit_length()
+    given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    C = 2 ** (min(chunk, T) - 1).bit_length()  # no longer than needed: a generated token is a chunk of one
     N = -(-T // C)
 
     def chunks(x):  # (B, T, H, X) -> (N, B, H, C, X); padded steps write nothing and keep the state
@@ -355,79 +387,74 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
         return x.unflatten(1, (N, C)).permute(1, 0, 3, 2, 4)
 
     with torch.autocast(v.device.type, enabled=False):
+        q, k, v = chunks(q), chunks(k), chunks(v)
         g = chunks(log_decay if log_decay.dim() == 4 else log_decay[..., None])
-        q, k, U = chunks(q), chunks(k), chunks(v)
-        k_in, k_out = k * fade_in(g).exp(), k * fade_out(g).exp()
-        through = fade_in(g)[..., -1:, :].exp().mT  # (N, B, H, K or 1, 1): a whole chunk's decay
-        A = decayed_products(q, k, g)  # (N, B, H, C, C)
-
-        # 1. what each step writes, before the state is known; U = U - W S once it is
-        if beta is not None:
-            b = chunks(beta[..., None])
-            bL = b * decayed_products(k, k, g)  # the solver reads below the diagonal only, and takes ones on it
-            R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
-            U, W = R @ U, R @ k_in
-        # 2. the states between the chunks
-        S = U.new_zeros(B, H, k.shape[-1], V) if state is None else state.to(dtype)
+        P = fade_in(g).exp()  # (N, B, H, C, K or 1)
+        P_C = P[..., -1:, :].mT  # (N, B, H, K or 1, 1)
+        k_out = k * fade_out(g).exp()
+        S = v.new_zeros(B, H, k.shape[-1], V) if state is None else state.to(dtype)
         if beta is None:
-            S = scan(torch.mul, through, k_out.mT @ U, S)
+            U = v
+            S = scan(torch.mul, P_C, k_out.mT @ U, S)  # (N + 1, B, H, K, V)
         else:
-            S = scan(torch.matmul, torch.eye(k.shape[-1], device=k.device) * through - k_out.mT @ W, k_out.mT @ U, S)
-            U = U - W @ S[:-1]
-        # 3. what each step reads: from before the chunk, and inside it
-        o = (q * fade_in(g).exp()) @ S[:-1] + A @ U  # (N, B, H, C, V)
-    return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :T].to(v.dtype), S[-1]
+            b = chunks(beta[..., None])
+            bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
+            R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
+            U0, W = R @ v, R @ (k * P)
+            M = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P_C - k_out.mT @ W
+            S = scan(torch.matmul, M, k_out.mT @ U0, S)
+            U = U0 - W @ S[:-1]
+        o = (q * P) @ S[:-1] + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
+    return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :T].to(given), S[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------
 # 7. GLA, Mamba2, Gated DeltaNet
 #
-# Each projects, mixes neighbours (Canon-B and, as its authors have it, a short convolution with SiLU and without residual,
-# the paper's "b"), turns some of the projections into decays and strengths, runs the recurrence, and gates and projects
-# what was read. A layer has 12 D^2 parameters whatever its mixer: the MLP gets what the mixer leaves (`size`).
+# Each projects, mixes neighbours (Canon-B, or what its authors have: a short convolution with SiLU and without residual, the
+# paper's "b"), turns some of the projections into decays and strengths, runs the recurrence, and gates and projects what
+# was read. A layer has 12 D^2 parameters whatever its mixer: the MLP gets what the mixer leaves (`size`). Heads are as in
+# the paper, whatever attention's n_head.
 # ------------------------------------------------------------------------------------------------------------
 
 
-class LinearMixer(nn.Module):
-    """What the three share. A subclass gives `size` (its parameters, in D^2), `has_short_conv` (its authors' default)
-    and `multiple(D)`, of which D must be a multiple so that the heads divide."""
+def short_conv(width, config, std=None):
+    """The built-in convolution, or None where it is off; std: of a normal initialisation, in place of Conv1d's."""
+    if not config.short_conv:
+        return None
+    conv = CausalConv(width, 4, residual=False, activation="silu")
+    if std is not None:
+        nn.init.normal_(conv.weight, std=std)
+    return conv
 
-    def short_conv(self, width, config, std=None):
-        """The built-in convolution, or None; std: of a normal initialisation in place of Conv1d's. By default Canon-B takes its
-        place, as in the paper's names: AbCD keeps the authors' convolution, ABCD has Canon-B."""
-        wanted = config.short_conv
-        if wanted is None:
-            wanted = self.has_short_conv and "b" not in config.canon
-        if not wanted:
-            return None
-        conv = CausalConv(width, 4, residual=False, activation="silu")
-        if std is not None:
-            nn.init.normal_(conv.weight, std=std)
-        return conv
+
+class LinearMixer(nn.Module):
+    """What the three share. A subclass gives `size` (of its matrices, in D^2) and `multiple(D)`, of which D must be a multiple so
+    that the heads divide. `forward` takes attention's rope and bias too, and has no use for them."""
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
-        """o (B, T, H, V), with the recurrence's state carried on in a stream."""
+        """o (B, T, H, V); in a stream, the recurrence's state goes on from piece to piece."""
         o, S = chunked_linear_attention(q, k, v, log_decay, beta, None if state is None else state.get(self))
         if state is not None:
-            state[self] = S
+            state[self] = S.clone()  # not a view, which would keep the states of all chunks alive
         return o
 
 
 def wide(x):
-    """x in float32 at least: what decays are made of must not be rounded to bfloat16."""
+    """x in float32 at least: decays multiply up over many steps, so their arithmetic must not round to bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def slow_to_fast(n_head):
-    """The bias of a softplus that makes it start, head by head, anywhere from 0.001 to 0.1 (uniform in the logarithm)."""
+def initial_dt_bias(n_head):
+    """A bias such that softplus(bias) is drawn from 0.001 .. 0.1, uniformly in the logarithm: heads start slow to fast."""
     dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
-    return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus of this is dt
+    return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
 
 class GLA(LinearMixer):
     """Gated linear attention: 4 heads, keys of D/2, values of D, a decay for each key channel."""
 
-    size, has_short_conv, n_head = 4, False, 4
+    size, n_head = 4, 4
 
     @staticmethod
     def multiple(D):
@@ -438,7 +465,7 @@ class GLA(LinearMixer):
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)
         self.canon = canon_at("b", 2 * D, config)
-        self.conv = self.short_conv(2 * D, config, std=0.02)
+        self.conv = short_conv(2 * D, config, std=0.02)
         self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))  # low rank: few parameters
         self.gate = nn.Linear(D, D, bias=False)
         self.norm = RMSNorm(D // self.n_head)
@@ -447,8 +474,10 @@ class GLA(LinearMixer):
     def forward(self, x, rope=None, bias=None, state=None):
         D = x.shape[-1]
         qkv = self.qkv(x)
-        for conv in (self.canon, self.conv):
-            qkv = qkv if conv is None else conv(qkv, state)
+        if self.canon is not None:
+            qkv = self.canon(qkv, state)
+        if self.conv is not None:  # after Canon-B, should both be on (our choice)
+            qkv = self.conv(qkv, state)
         log_decay = F.logsigmoid(wide(self.decay(x))) / 16  # of sigmoid(..)^(1/16): near 1, so that memory is long
         q, k, v, log_decay, gate = (
             u.unflatten(-1, (self.n_head, -1)) for u in (*qkv.split([D // 2, D // 2, D], -1), log_decay, self.gate(x))
@@ -460,7 +489,7 @@ class GLA(LinearMixer):
 class Mamba2(LinearMixer):
     """State-space model with scalar decays: 16 heads, values of 2D in all, one key and one query of 64 for all heads."""
 
-    size, has_short_conv, n_head, n_state = 6, True, 16, 64
+    size, n_head, n_state = 6, 16, 64
 
     @staticmethod
     def multiple(D):
@@ -471,9 +500,9 @@ class Mamba2(LinearMixer):
         D, H, K = config.d_model, self.n_head, self.n_state
         self.into = nn.Linear(D, 4 * D + 2 * K + H, bias=False)  # z, x, B, C, dt: gate, value, key, query, step
         self.canon = canon_at("b", 4 * D + 2 * K + H, config)
-        self.conv = self.short_conv(2 * D + 2 * K, config)
+        self.conv = short_conv(2 * D + 2 * K, config)
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
-        self.dt_bias = slow_to_fast(H)
+        self.dt_bias = initial_dt_bias(H)
         self.skip = nn.Parameter(torch.ones(H))  # its authors' "D"
         self.norm = RMSNorm(2 * D)
         self.out = nn.Linear(2 * D, D, bias=False)
@@ -494,9 +523,9 @@ class Mamba2(LinearMixer):
 
 
 class GatedDeltaNet(LinearMixer):
-    """The delta rule with scalar decays: keys of 3D/4 and values of 3D/2 in all, one head for 128 dims of D."""
+    """The delta rule with scalar decays: keys of 3D/4 and values of 3D/2 in all, one head for every 128 dims of D."""
 
-    size, has_short_conv = 6, True
+    size = 6
 
     @staticmethod
     def heads(D):
@@ -512,11 +541,11 @@ class GatedDeltaNet(LinearMixer):
         self.n_head = H = self.heads(D)
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon = canon_at("b", 3 * D, config)
-        self.conv = self.short_conv(3 * D, config, std=0.02)
+        self.conv = short_conv(3 * D, config, std=0.02)
         self.decay = nn.Linear(D, H, bias=False)
         self.strength = nn.Linear(D, H, bias=False)
-        self.A_log = nn.Parameter(torch.empty(H).uniform_(0, 16).log())
-        self.dt_bias = slow_to_fast(H)
+        self.A_log = nn.Parameter(torch.empty(H).uniform_(1e-6, 16).log())
+        self.dt_bias = initial_dt_bias(H)
         self.gate = nn.Linear(D, 3 * D // 2, bias=False)
         self.norm = RMSNorm(3 * D // 2 // H)
         self.out = nn.Linear(3 * D // 2, D, bias=False)
@@ -583,24 +612,6 @@ class MLP(nn.Module):
 # ------------------------------------------------------------------------------------------------------------
 # 9. The block
 # ------------------------------------------------------------------------------------------------------------
-
-
-def working_dtype(x):
-    """The dtype of matrix products of x: autocast's, where it is on."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dim. Under autocast the result goes on in autocast's dtype: what reads it next
-    is Canon, which would otherwise move twice the bytes, and a matrix product, which would cast it anyway."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        return F.rms_norm(x, x.shape[-1:], self.weight, eps=1e-6).to(working_dtype(x))
 
 
 class Block(nn.Module):

@@ -51,7 +51,7 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
     """Depthwise causal convolution over time (paper Eq. 4.1), as a sum of shifted copies of x.
 
     x           (B, T, D) float tensor
-    weight      (K, D) float tensor; weight[i] multiplies the input i steps back
+    weight      (K, D) float tensor; weight[i] multiplies the input i steps back. Also (K, ..) whose rows broadcast with x
     residual    add x itself to the result
     activation  None, or "silu" for SiLU after the convolution (and before the residual)
     tail        (B, K-1, D), the inputs just before x; None means zeros

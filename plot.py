@@ -73,25 +73,21 @@ def read_all(paths):
 # ------------------------------------------------------------------------------------------------------------
 
 POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi", "halibi": "H-ALiBi"}
-
-
 MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
 
 
 def model_label(model):
-    """As in the paper: RoPE + Canon-ABCD; GDN + Canon-AbCD, where b is the mixer's own short convolution (alone: "+ conv");
+    """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
     GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants."""
-    parts = ["/".join(MIXERS.get(name, POSITIONS[model["pos"]]) for name in model["mixer"].split(","))]
-    canon = model["canon"]
-    own = "b" if model["short_conv"] and "b" not in canon else ""
-    if model["short_conv"] and not (canon and own):
-        parts.append("conv")
-    if canon:
-        variants = [name for name, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]),
-                                          ("cst", model["canon_frozen"]), (f"K={model['canon_kernel']}", model["canon_kernel"] != 4)) if on]  # fmt: skip
-        letters = "".join(point if point == own else point.upper() for point in sorted(canon + own))
-        parts.append(f"Canon-{letters}" + (f" ({', '.join(variants)})" if variants else ""))
-    return " + ".join(parts)
+    mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])
+    name = "/".join(MIXERS.get(mixer, POSITIONS[model["pos"]]) for mixer in mixers)
+    usual = bool({"mamba2", "gdn"} & set(mixers))
+    if not canon:
+        return name if conv == usual else f"{name} (conv)" if conv else f"{name} (no conv)"
+    variants = [label for label, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]), ("cst", model["canon_frozen"]),
+                                        (f"K={model['canon_kernel']}", model["canon_kernel"] != 4), ("conv", conv and "b" in canon)) if on]  # fmt: skip
+    points = sorted(canon.upper() + ("b" if conv and "b" not in canon else ""), key=str.lower)
+    return f"{name} + Canon-{''.join(points)}" + (f" ({', '.join(variants)})" if variants else "")
 
 
 def flatten(tree, path=""):

@@ -74,7 +74,7 @@ def parse_arguments(argv):
     add("--canon", default="", metavar="POINTS", help="where Canon layers sit: any of the letters a, b, c, d (default none)")
     add("--pos", default="rope", help=f"attention's positions: one of {', '.join(POSITIONS)} (default %(default)s)")
     add("--short-conv", action=argparse.BooleanOptionalAction,
-        help="the linear mixers' built-in convolution (default: on for mamba2 and gdn, unless Canon-B takes its place)")  # fmt: skip
+        help="the linear mixers' own convolution (default: on with mamba2 or gdn, unless Canon-B takes its place)")  # fmt: skip
     add("--mlp", default="swiglu", help=f"one of {', '.join(MLPS)} (default %(default)s)")
     add("--canon-kernel", type=int, default=4, metavar="K", help="tokens that a Canon layer sees: 2, 3 or 4 (default)")
     add("--canon-no-residual", action="store_true", help="Canon without its residual")
@@ -262,11 +262,13 @@ def main(argv=None):
         )  # fmt: skip
     except ValueError as error:
         fail(error)
+    if args.n_head is not None and "attention" not in config.mixer:
+        fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
     compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
     compiled = compilable if args.compile is None else args.compile
     if compiled and device == "cpu" and not compilable:
         fail("--compile on the CPU needs a C++ compiler and Python's headers, not found here: leave it out or install them")
-    if args.compile is None:  # nobody asked for it: a compiler that does not work after all may cost speed, not the run
+    if compiled and args.compile is None:  # nobody asked for it: a compiler that fails may cost speed, not the run
         torch._dynamo.config.suppress_errors = True
     workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
     eval_every = args.eval_every or max(1, training["steps"] // 20)
