@@ -140,6 +140,11 @@ def canon_at(point, width, config):
     return Canon(width, config) if point in config.canon else None
 
 
+def wide(x):
+    """x in float32 at least, for arithmetic that must not round to bfloat16: means of squares, and decays over many steps."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def working_dtype(x):
     """The dtype of matrix products of x: autocast's, where it is on."""
     device = x.device.type
@@ -155,7 +160,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        return F.rms_norm(x, x.shape[-1:], self.weight, eps=1e-6).to(working_dtype(x))
+        return F.rms_norm(wide(x), x.shape[-1:], self.weight, eps=1e-6).to(working_dtype(x))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -438,11 +443,6 @@ class LinearMixer(nn.Module):
         if state is not None:
             state[self] = S.clone()  # not a view, which would keep the states of all chunks alive
         return o
-
-
-def wide(x):
-    """x in float32 at least: decays multiply up over many steps, so their arithmetic must not round to bfloat16."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def initial_dt_bias(n_head):

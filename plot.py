@@ -109,7 +109,8 @@ def models(runs):
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
         groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
-    return dict(sorted(groups.items(), key=lambda item: (len(item[0]), item[0])))
+    family = lambda name: name.replace(",", "").split()[0]  # noqa: E731
+    return dict(sorted(groups.items(), key=lambda item: (family(item[0]), len(item[0]), item[0])))
 
 
 def curve(runs, score):
