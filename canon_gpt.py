@@ -252,10 +252,11 @@ class Attention(nn.Module):
 #                       D_t, the decay               w_t, the write    bracket     q, k, v
 #     GLA               diagonal: one a channel      1                 none        projections
 #     Mamba2            a number: exp(-a dt_t)       dt_t              none        C, B, x: q and k shared by all heads
-#     Gated DeltaNet    a number                     b_t               yes         projections, q and k of unit length
+#     Gated DeltaNet    a number                     b_t               yes         projections, k of unit length
 #
 # Without the bracket, two values written under one key pile up. The bracket first removes what S holds under k_t, in
-# the measure b_t: the "delta rule", S += b k (v - S^T k)^T, a step of gradient descent on |S^T k - v|^2 / 2.
+# the measure b_t if k_t is of unit length: the "delta rule", S += b k (v - S^T k)^T with S faded already, a step of gradient
+# descent on |S^T k - v|^2 / 2.
 #
 # The loop below is the definition. Section 6 computes the same, fast. Both take w_t as a part of v_t, where it is not b_t.
 # ------------------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 # ------------------------------------------------------------------------------------------------------------
 # 6. The same by matrix products
 #
-# Cut time into chunks of C steps; let S be the state before a chunk, and count its steps from 1. P_t = D_1 .. D_t is what
+# Cut time into chunks of C steps; let S be the state before a chunk, S' the one after it, and count its steps from 1. P_t = D_1 .. D_t is what
 # step t still sees of S, and D_{s+1} .. D_t what it sees of step s. Without the bracket,
 #
 #     o_t = S^T P_t q_t + sum_{s<=t} A_ts v_s          A_ts = q_t^T (D_{s+1} .. D_t) k_s
@@ -312,10 +313,11 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #     U = U0 - W S         U0 = R V,  W = R K_in
 #     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0
 #
-# which is again linear in S. So in every case the states between chunks obey S' = M S + X, and `scan` finds them all.
+# which is again linear in S, and o_t is as above with u for v. So in every case the states between chunks obey S' = M S + X,
+# with M = P_C and X = K_out^T V without the bracket, and `scan` finds them all.
 #
-# Decays are kept as logarithms and only ever *added*: a product like D_{s+1} .. D_t taken as P_t / P_s would overflow when
-# decays are strong, and ln P_t - ln P_s would round.
+# Decays are kept as logarithms and only ever *added*: a product like D_{s+1} .. D_t taken as P_t / P_s would divide by zero
+# when decays are strong, and ln P_t - ln P_s would round.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -418,8 +420,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 #
 # Each projects, mixes neighbours (Canon-B, or what its authors have: a short convolution with SiLU and without residual, the
 # paper's "b"), turns some of the projections into decays and strengths, runs the recurrence, and gates and projects what
-# was read. A layer has 12 D^2 parameters whatever its mixer: the MLP gets what the mixer leaves (`size`). Heads are as in
-# the paper, whatever attention's n_head.
+# was read. A layer has about 12 D^2 parameters whatever its mixer: the MLP gets what the mixer leaves (`size`). Heads are as in
+# the paper, whatever attention's n_head. Without the short convolution Mamba2 and GDN keep its SiLU; GLA has none then.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -446,7 +448,7 @@ class LinearMixer(nn.Module):
 
 
 def initial_dt_bias(n_head):
-    """A bias such that softplus(bias) is drawn from 0.001 .. 0.1, uniformly in the logarithm: heads start slow to fast."""
+    """A bias such that softplus(bias) is drawn from 0.001 .. 0.1, uniformly in the logarithm: some heads start slow, some fast."""
     dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
@@ -523,7 +525,7 @@ class Mamba2(LinearMixer):
 
 
 class GatedDeltaNet(LinearMixer):
-    """The delta rule with scalar decays: keys of 3D/4 and values of 3D/2 in all, one head for every 128 dims of D."""
+    """The delta rule with scalar decays: keys of 3D/4 and values of 3D/2 in all, one head for every 128 dims of D and at least two."""
 
     size = 6
 

@@ -1,6 +1,6 @@
 """Forward and backward of the linear recurrence, as a loop and in chunks, beside softmax attention:   python results/linear_speed.py
 
-One sequence, float32 on the CPU and bfloat16 inputs on CUDA, at the head shapes of an 8-layer, 512-wide model. Tokens/s are of one
+One sequence, float32 on the CPU and bfloat16 inputs on CUDA, at the head shapes of a 512-wide model. Tokens/s are of one
 layer's operator alone, from the median of several runs; `--compile` puts the chunked form through torch.compile.
 """
 
@@ -64,7 +64,7 @@ def main():
         rates = [rate(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), heads, T, device)]
         for kind in SHAPES:
             arguments = inputs(kind, T, device, dtype)
-            loop = rate(linear_recurrence, arguments, T, device) if T <= 2048 else float("nan")  # it keeps every state: 300 KB a step
+            loop = rate(linear_recurrence, arguments, T, device) if T <= 2048 else float("nan")  # it keeps every state
             rates += [loop, rate(chunked, arguments, T, device)]
         widths = [12] + [14, 10] * len(SHAPES)
         cells = ["-" if r != r else f"{r / 1e3:.1f}" for r in rates]

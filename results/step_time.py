@@ -49,11 +49,12 @@ def main():
             task = make_task(name)
             models = [make_step(task, canon, compiled) for canon in ("", "abcd")]
             times = np.empty((2, steps))
-            for number in range(-10, steps):  # ten to warm up
+            for number in range(steps + 10):  # ten to warm up
                 for times_of, step in zip(times, models):
                     began = time.perf_counter()
-                    step(number % steps)
-                    times_of[number] = (time.perf_counter() - began) * 1e3
+                    step(number)
+                    if number >= 10:
+                        times_of[number - 10] = (time.perf_counter() - began) * 1e3
             low, middle, high = np.percentile(times, (25, 50, 75), axis=1)
             columns = [f"{name} {m:6.2f} ({a:.2f}-{b:.2f})" for name, a, m, b in zip(("bare", "abcd"), low, middle, high)]
             print(f"{name:6} {'compiled' if compiled else 'eager':9} {'   '.join(columns)}   ratio {middle[1] / middle[0]:.2f}", flush=True)
