@@ -441,7 +441,9 @@ class LinearMixer(nn.Module):
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V); in a stream, the recurrence's state goes on from piece to piece."""
-        o, S = chunked_linear_attention(q, k, v, log_decay, beta, None if state is None else state.get(self))
+        K, V = k.shape[3], v.shape[3]
+        chunk = 32 if K * V < 32 * (K + V) else 64  # a token's work is about K V between chunks and C (K + V) inside: balance them
+        o, S = chunked_linear_attention(q, k, v, log_decay, beta, None if state is None else state.get(self), chunk)
         if state is not None:
             state[self] = S.clone()  # not a view, which would keep the states of all chunks alive
         return o
