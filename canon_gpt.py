@@ -710,28 +710,36 @@ class CanonGPT(nn.Module):
         return logits, (nats * loss_mask.flatten()).sum() / loss_mask.sum().clamp(min=1)
 
     @torch.no_grad()
-    def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
+    def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None, lengths=None):
         """Continue tokens (B, T) by up to max_new_tokens; returns (B, T + new) int64.
 
         temperature 0 takes the likeliest token, 1 samples from the model. A row that has produced the token `stop`
         is filled up with it, and when all rows have, generation ends. `generator` is a torch.Generator on the
-        tokens' device. Raises ValueError if the result would be longer than block_size + 1.
+        tokens' device. lengths (B,) int64: how many of each row's tokens are given, at least one; the row goes on right behind
+        them, and what stands there is ignored. Raises ValueError if the result would be longer than block_size + 1.
         """
-        if tokens.shape[1] + max_new_tokens > self.config.block_size + 1:  # the last token is never fed
+        total = tokens.shape[1] + max_new_tokens
+        if total > self.config.block_size + 1:  # the last token is never fed
             raise ValueError(
                 f"{tokens.shape[1]} + {max_new_tokens} tokens do not fit in block_size = {self.config.block_size}"
             )
-        state, piece = {}, tokens
+        if lengths is None:
+            lengths = torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
+        given, start = tokens, int(lengths.min())
+        state, piece, tokens = {}, tokens[:, :start], tokens[:, :start]
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
-        for _ in range(max_new_tokens):
+        for at in range(start, total):
             logits = self(piece, state=state)[0][:, -1].float()
             if temperature == 0:
                 piece = logits.argmax(-1, keepdim=True)
             else:
                 piece = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+            reading = (at < lengths)[:, None]  # rows that are still reading what they were given
+            if at < given.shape[1]:
+                piece = torch.where(reading, given[:, at : at + 1], piece)
             if stop is not None:
                 piece = piece.masked_fill(done, stop)
-                done = done | (piece == stop)
+                done = done | ((piece == stop) & ~reading)
             tokens = torch.cat([tokens, piece], dim=1)
             if stop is not None and done.all():
                 break

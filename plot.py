@@ -109,8 +109,12 @@ def models(runs):
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
         groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
-    family = lambda name: name.replace(",", "").split()[0]  # noqa: E731
-    return dict(sorted(groups.items(), key=lambda item: (family(item[0]), len(item[0]), item[0])))
+    return dict(sorted(groups.items(), key=lambda item: (family(item[0]), "(no conv)" not in item[0], len(item[0]), item[0])))
+
+
+def family(label):
+    """RoPE, GLA, GDN/NoPE .."""
+    return label.replace(",", "").split()[0]
 
 
 def curve(runs, score):
@@ -129,7 +133,23 @@ def curve(runs, score):
 # ------------------------------------------------------------------------------------------------------------
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, for all eyes
-DASHES = ("-", "--", "-.")
+DASHES = ("-", "--", "-.", ":")
+
+
+def looks(labels):
+    """(colour, dash) of each label's line: colours of their own if there are enough, else one a family, darker for each next member."""
+    families = list(dict.fromkeys(map(family, labels)))
+    found, seen = [], {}
+    for i, label in enumerate(labels):
+        if len(labels) <= len(COLOURS):
+            found.append((COLOURS[i], DASHES[i % len(DASHES)]))
+            continue
+        size, nth = sum(family(other) == family(label) for other in labels), seen.get(family(label), 0)
+        seen[family(label)] = nth + 1
+        strength = 1 if size == 1 else 0.4 + 0.6 * nth / (size - 1)  # the rest is white
+        base = np.array(matplotlib.colors.to_rgb(COLOURS[families.index(family(label)) % len(COLOURS)]))
+        found.append((tuple(1 - strength * (1 - base)), DASHES[-1 - nth % len(DASHES)] if size > 1 else "-"))
+    return found
 
 
 def shared(runs, part, *fields):
@@ -138,48 +158,81 @@ def shared(runs, part, *fields):
     return [f"{f}={first[f]}" for f in fields if f in first and all(run[part].get(f) == first[f] for run in runs)]
 
 
+NUMBERS = {"KL": "nats", "bits": "bits", "bits/param": "bits a parameter"}  # the scores that are no shares, and their units
+
+
 def draw(runs):
     """The figure of one task's runs."""
     groups = models(runs)
-    scores = list(dict.fromkeys(score for run in runs for score in run["evals"][0]["eval"]))
-    scores.sort(key=lambda score: (len(score), score) if "=" in score else (0, ""))  # k=1, k=2, .. k=16
-    colours = COLOURS if len(groups) <= len(COLOURS) else plt.cm.viridis(np.linspace(0, 0.9, len(groups)))
+    scores = list(dict.fromkeys(score for run in runs for score in run["evals"][0]["eval"] if score != "bits"))
+    # k=1, k=2, .. k=16; numbers last
+    scores.sort(key=lambda score: (score in NUMBERS, *((len(score), score) if "=" in score else (0, ""))))
+    styles = looks(list(groups))
     bar_height = 0.5 + 0.28 * len(groups)
     figure, axes = plt.subplots(
-        2, len(scores), squeeze=False, sharey="row", layout="constrained",
+        2, len(scores), squeeze=False, layout="constrained",
         figsize=(2.2 + 2.7 * len(scores), 3.1 + bar_height), height_ratios=(2.6, bar_height),
     )  # fmt: skip
     for column, score in enumerate(scores):
         top, bottom = axes[:, column]
+        share = score not in NUMBERS
+        factor, form = (100, "{:.0f}%") if share else (1, "{:.3f}")
         for i, (label, members) in enumerate(groups.items()):
-            colour = colours[i]
-            steps, mean, low, high = curve(members, score)
-            top.plot(steps, 100 * mean, DASHES[i % len(DASHES)], color=colour, lw=1.8, marker="o" if len(steps) == 1 else None)
-            top.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.2, lw=0)
-            last = [100 * run["evals"][-1]["eval"][score] for run in members if score in run["evals"][-1]["eval"]]
+            colour, dash = styles[i]
+            steps, *values = curve(members, score)
+            mean, low, high = (factor * value for value in values)
+            top.plot(steps, mean, dash, color=colour, lw=1.8, marker="o" if len(steps) == 1 else None)
+            top.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
+            last = [factor * run["evals"][-1]["eval"][score] for run in members if score in run["evals"][-1]["eval"]]
             if not last:
                 continue
             bottom.barh(i, np.mean(last), color=colour, alpha=0.8, height=0.7)
             bottom.plot(last, [i] * len(last), "o", color="black", ms=3, clip_on=False)
-            bottom.annotate(f"{np.mean(last):.0f}%", (100, i), (7, 0), textcoords="offset points", va="center", fontsize=9)
-        top.set(title=score, xlabel="training step", ylim=(-2, 102))
-        top.grid(alpha=0.3)
-        bottom.set(xlim=(0, 100), xlabel="last score, %")
-        bottom.grid(axis="x", alpha=0.3)
-    axes[0, 0].set_ylabel("right answers, %")
+            right_edge = dict(xy=(1, i), xycoords=bottom.get_yaxis_transform(), xytext=(7, 0), textcoords="offset points")
+            bottom.annotate(form.format(np.mean(last)), va="center", fontsize=9, **right_edge)
+        top.set(title=score, xlabel="training step", ylim=(-2, 102) if share else (0, None))
+        top.tick_params(labelleft=column == 0 or not share)
+        bottom.set(xlabel=f"last score, {NUMBERS.get(score, '%')}", xlim=(0, 100 if share else None), ylim=(len(groups) - 0.4, -0.6))
+        bottom.set_yticks(range(len(groups)), [])
+        for axis in (top, bottom):
+            axis.grid(axis="both" if axis is top else "x", alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("right, %" if scores[0] not in NUMBERS else NUMBERS[scores[0]])
     going = {label: any(run["seconds"] is None for run in members) for label, members in groups.items()}
-    names = [f"{label}\n(still training)" if going[label] else label for label in groups]
-    axes[1, 0].set_yticks(range(len(groups)), names)
-    for name, colour in zip(axes[1, 0].get_yticklabels(), colours):  # the names are the legend of both rows
+    axes[1, 0].set_yticks(range(len(groups)), [f"{label}\n(still training)" if going[label] else label for label in groups])
+    for name, (colour, _) in zip(axes[1, 0].get_yticklabels(), styles):  # the names are the legend of both rows
         name.set(color=colour, weight="bold")
-    axes[1, 0].invert_yaxis()
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    seeds = sorted({len(members) for members in groups.values()})
-    count = f"{seeds[0]} seed{'s' if seeds[-1] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]}-{seeds[-1]} seeds"
-    facts = shared(runs, "task", "N", "K") + shared(runs, "model", "n_layer", "d_model")
-    figure.suptitle(f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, count])}", fontsize=12)
+    figure.suptitle(title(runs), fontsize=12)
     return figure
+
+
+def draw_capacity(runs):
+    """Capo's second figure: the bits that models hold against their parameters, beside lines of 2, 1 and 0.5 bits a parameter."""
+    groups = {}
+    for run in runs:
+        last = run["evals"][-1]["eval"]
+        if last["bits"] > 0:
+            groups.setdefault(model_label(run["model"]), []).append((last["bits"] / last["bits/param"], last["bits"]))
+    figure, axis = plt.subplots(figsize=(5.5, 4.5), layout="constrained")
+    for (label, points), (colour, _) in zip(groups.items(), looks(list(groups))):
+        axis.plot(*zip(*points), "o", color=colour, label=label)
+    axis.set(xscale="log", yscale="log", xlabel="parameters", ylabel="bits", title=title(runs))
+    ends = np.array(axis.get_xlim())
+    for rate in (2, 1, 0.5):
+        axis.plot(ends, rate * ends, color="grey", lw=0.8, zorder=0)
+        axis.annotate(f"{rate:g} bit/param", (ends[1], rate * ends[1]), (4, 0), textcoords="offset points", va="center", fontsize=8, color="grey")
+    axis.set_xlim(ends)
+    axis.legend(fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def title(runs):
+    """Task and preset, and what all runs have in common."""
+    counts = sorted({len(members) for members in models(runs).values()})
+    seeds = f"{counts[0]} seed{'s' if counts[-1] > 1 else ''}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]} seeds"
+    facts = shared(runs, "task", "N", "K", "L", "cfg") + shared(runs, "model", "n_layer", "d_model")
+    return f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, seeds])}"
 
 
 def main():
@@ -200,11 +253,14 @@ def main():
     for run in runs:
         kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
     for kind, members in sorted(kinds.items()):
-        figure = draw(members)
-        for ending in ("png", "svg"):
-            figure.savefig(args.out / f"{kind}.{ending}", dpi=160)
-        plt.close(figure)
-        print(args.out / f"{kind}.png")
+        figures = {kind: draw(members)}
+        if members[0]["task"]["name"] == "capo":
+            figures[f"{kind}_capacity"] = draw_capacity(members)
+        for name, figure in figures.items():
+            for ending in ("png", "svg"):
+                figure.savefig(args.out / f"{name}.{ending}", dpi=160)
+            plt.close(figure)
+            print(args.out / f"{name}.png")
 
 
 if __name__ == "__main__":

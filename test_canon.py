@@ -4,14 +4,16 @@ Grouped as the files are read: 1 kernels.py, 2 canon_gpt.py, 3 tasks.py, 4 train
 with slow code that is obviously right, written here again from the definitions; properties are tried on random shapes.
 """
 
+import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -463,6 +465,21 @@ def test_generate():
     for call in (lambda: model.generate(tokens, 21), lambda: model(torch.zeros(1, 25, dtype=torch.int64))):
         with pytest.raises(ValueError, match="block_size"):
             call()
+
+
+def test_generate_from_texts_of_different_lengths():
+    """Each row as if it were alone, with `stop` or without."""
+    for options in (dict(canon="abcd"), dict(mixer="gdn,attention", canon="a")):
+        model = small_model(**options).eval()
+        given = torch.randint(1, 11, (5, 7))
+        lengths = torch.tensor([3, 7, 5, 3, 1])
+        for stop in (None, 4):
+            together = model.generate(given, 6, 0.0, stop, lengths=lengths)
+            for row, text, length in zip(together, given, lengths):
+                alone = model.generate(text[None, :length], 13 - int(length), 0.0, stop)[0]
+                known = min(len(alone), len(row))
+                assert torch.equal(row[:known], alone[:known])
+                assert all(token == stop for token in [*row[known:], *alone[known:]])
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=label)
@@ -995,7 +1012,7 @@ def test_copy_instances():
     assert chi_square_fits([firsts[i] for i in range(1, 8)], [1 / 7] * 7)
 
 
-@pytest.mark.parametrize("name", ("copy", "depo1", "depo2"))
+@pytest.mark.parametrize("name", tasks.PRESETS)
 def test_batches_are_pure(name):
     task, again = make_task(name), make_task(name)
     same = [t.batch(1, 7, 16) for t in (task, again, task)]
@@ -1007,13 +1024,13 @@ def test_batches_are_pure(name):
     assert len(windows) == 320
 
 
-@pytest.mark.parametrize("name", ("copy", "depo1", "depo2"))
+@pytest.mark.parametrize("name", tasks.PRESETS)
 def test_presets_make_sense(name):
     for preset in ("nano", "small", "paper"):
         task = make_task(name, preset)
         Config(vocab_size=task.vocab_size, block_size=task.block_size, pos="rope4", **task.model)  # raises if it can't be
         assert task.batch(0, 0, 2)[1].any(axis=1).all()
-        if name != "copy":
+        if name.startswith("depo"):
             assert task.N > 2 * task.K
 
 
@@ -1099,14 +1116,481 @@ def test_copy_scores():
     assert task.evaluate(Copier(), 0, 40) == {"sequences": 0.5, "tokens": pytest.approx(0.95)}
 
 
+# ---- Brevo
+
+
+def read_brevo(task, row):
+    """A window, read token by token: the edges and answer of its first instance, as words, and which of its tokens should be targets."""
+    several = task.word_len[1] > 1
+
+    def word(at):
+        end = at + 1
+        while several and row[end - 1] <= task.V:
+            end += 1
+        assert task.word_len[0] <= end - at <= task.word_len[1]
+        assert all(1 <= token <= task.V for token in row[at : end - several])
+        assert not several or task.V < row[end - 1] <= 2 * task.V
+        return tuple(row[at:end]), end
+
+    assert row[0] == task.bos
+    at, named, answer = 1, [], []
+    while row[at] != task.query:
+        found, at = word(at)
+        named.append(found)
+    q, at = word(at + 1)
+    assert row[at] == task.ans
+    targets = at
+    at += 1
+    while row[at] != task.eos:
+        found, at = word(at)
+        answer.append(found)
+    return list(zip(named[::2], named[1::2])), q, answer, [False] * targets + [True] * (at + 1 - targets)
+
+
+BREVOS = (("brevo1", {}), ("brevo2", {}), ("brevo1", dict(N=30, block_size=300)), ("brevo2", dict(N=14, V=3, word_len=(1, 3), block_size=300)))  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options", BREVOS, ids=str)
+def test_brevo_by_an_independent_checker(name, options):
+    task = make_task(name, "nano", **options)
+    tokens, mask = task.batch(seed=3, step=5, batch_size=200)
+    assert tokens.shape == mask.shape == (200, task.block_size + 1)
+    assert tokens.dtype == np.int64 and mask.dtype == bool
+    assert tokens.min() >= 1 and tokens.max() < task.vocab_size
+    for row, targets in zip(tokens.tolist(), mask.tolist()):
+        edges, q, answer, expected = read_brevo(task, row)
+        assert targets[: len(expected)] == expected
+        assert len(set(edges)) == len(edges)
+        parents, children = defaultdict(set), defaultdict(set)
+        for a, b in edges:
+            parents[b].add(a)
+            children[a].add(b)
+        assert max(map(len, parents.values())) <= 4 and max(map(len, children.values())) <= 4
+        assert len(parents) <= task.N - 1 and len(set(parents) | set(children)) <= task.N
+        below = lambda node: set().union(*({a} | below(a) for a in parents[node]))  # noqa: E731 - also ends only if there is no cycle
+        assert set(answer) == below(q) | {q} and len(answer) == len(set(answer)) and parents[q]
+        for i, node in enumerate(answer):
+            assert parents[node] <= set(answer[:i])
+
+
+def test_brevo_graphs_follow_their_distribution():
+    rng, n, many = np.random.default_rng(0), 13, 6000
+    of, parent, child, edge, leaves = tasks.draw_graphs(rng, np.full(many, n))
+    assert np.array_equal(np.argwhere(edge), np.unique(np.stack([of, parent, child], 1), axis=0)) and edge.sum() == len(of)
+    assert chi_square_fits(np.bincount(leaves)[1:], [1 / 4] * 4)  # 1 .. (13 - 1) // 4 + 1
+    degree = edge.sum(1)
+    assert np.array_equal(degree > 0, np.arange(n) >= leaves[:, None])
+    assert (edge.sum(2) <= 4).all() and not edge[:, *np.tril_indices(n)].any()
+    four = leaves == 4  # node 4 can choose among four leaves, freely: 1 .. 4 of them, any as likely as the others
+    assert chi_square_fits(np.bincount(degree[four, 4])[1:], [1 / 4] * 4)
+    sets = Counter(map(bytes, edge[four][:, :4, 4]))
+    chances = {bytes(s): 1 / 4 / math.comb(4, sum(s)) for s in itertools.product((0, 1), repeat=4) if any(s)}
+    assert chi_square_fits([sets[s] for s in chances], list(chances.values()))
+    first = np.flatnonzero(np.diff(of, prepend=-1))  # edges come in random order: the second before the first half of the time
+    before = child[first] * n + parent[first] < child[first + 1] * n + parent[first + 1]
+    assert chi_square_fits(np.bincount(before), [1 / 2] * 2)
+
+
+def test_brevo_orders_are_drawn_step_by_step():
+    """2 needs 0; 3 needs 0 and 1; 4 needs all. Of the nodes that are ready, each is as likely as the others."""
+    edge = np.zeros((5000, 6, 6), dtype=bool)
+    edge[:, [0, 0, 1, 2, 3, 4], [2, 3, 3, 4, 4, 5]] = True
+    need = tasks.dependencies(edge, np.full(5000, 4))
+    assert need.all(0).tolist() == [True] * 5 + [False]
+    orders = Counter(map(tuple, tasks.random_order(np.random.default_rng(0), edge, need).tolist()))
+    chances = {(0, 1, 2, 3, 4): 1 / 8, (0, 1, 3, 2, 4): 1 / 8, (0, 2, 1, 3, 4): 1 / 4, (1, 0, 2, 3, 4): 1 / 4, (1, 0, 3, 2, 4): 1 / 4}
+    assert set(orders) == set(chances) and chi_square_fits([orders[o] for o in chances], list(chances.values()))
+    assert tasks.distance_to_leaf(edge)[0].tolist() == [0, 0, 1, 1, 2, 3]
+
+
+def test_brevo_asks_for_the_last_quarter():
+    task = make_task("brevo1", "nano")
+    *_, edge, q = task.instances(np.random.default_rng(0), np.full(4000, 10))
+    parented = edge.any(1).sum(1)  # those with parents, which come last: 7, 8 or 9
+    for count in (7, 8, 9):
+        last = -(-count // 4)
+        asked = Counter((9 - q[parented == count]).tolist())
+        assert set(asked) == set(range(last)) and chi_square_fits(list(asked.values()), [1 / last] * last)
+
+
+@pytest.mark.parametrize("name", ("brevo1", "brevo2"))
+def test_brevo_accepts_exactly_the_valid_orders(name):
+    task = make_task(name, "nano")
+    checked = Counter()
+    for row in task.batch(0, 0, 40)[0].tolist():
+        edges, q, answer, mask = read_brevo(task, row)
+        prompt = row[: mask.index(True) + 1]
+        spell = lambda words: [*itertools.chain(*words), task.eos]  # noqa: E731
+        assert task.verify(prompt, spell(answer)) and task.verify(prompt, spell(answer) + [task.eos, 1])
+        if len(answer) > 5:
+            continue
+        for order in itertools.permutations(answer):
+            valid = all(order.index(a) < order.index(b) for a, b in edges if a in order and b in order)
+            assert task.verify(prompt, spell(order)) == valid
+            checked[valid] += 1
+        others = {word for edge in edges for word in edge} - set(answer)
+        for wrong in ([], answer[1:], answer[:-1], [answer[0], *answer], *([other, *answer] for other in others)):
+            assert not task.verify(prompt, spell(wrong))
+        assert not task.verify(prompt, spell(answer)[:-1])  # no end
+        assert not task.verify(prompt, [*spell(answer)[:-1], task.query, task.eos])
+    assert min(checked.values()) > 20
+
+
+class BrevoOracle(torch.nn.Module):
+    """Answers by a rule of its own: parents first, larger names first; rows whose q is odd get one node less, if it is told to err."""
+
+    def __init__(self, task, errs):
+        super().__init__()
+        self.task, self.errs, self.unused = task, errs, torch.nn.Parameter(torch.zeros(1))
+        self.asked = []
+
+    def generate(self, tokens, max_new_tokens, temperature, stop, lengths):
+        assert temperature == 0 and stop == self.task.eos
+        rows = torch.full((len(tokens), tokens.shape[1] + max_new_tokens), stop)
+        for row, given, length in zip(rows, tokens.tolist(), lengths.tolist()):
+            row[:length] = torch.tensor(given[:length])
+            edges, q, _, _ = read_brevo(self.task, given[:length] + [self.task.eos])
+            parents = defaultdict(list)
+            for a, b in edges:
+                parents[b].append(a)
+            answer = []
+
+            def tell(node):
+                for parent in sorted(parents[node], reverse=True):
+                    tell(parent)
+                if node not in answer:
+                    answer.append(node)
+
+            tell(q)
+            self.asked.append(q[-1] % 2)
+            text = [*itertools.chain(*answer[self.errs and q[-1] % 2 :]), stop]
+            row[length : length + len(text)] = torch.tensor(text)
+        return rows
+
+
+@pytest.mark.parametrize("name", ("brevo1", "brevo2"))
+def test_brevo_scores_an_oracle(name):
+    task = make_task(name, "nano")
+    scores = task.evaluate(BrevoOracle(task, False), 0, 100)
+    assert set(scores.values()) == {1.0} and list(scores)[:3] == ["all", "depth=1", "depth=2"]
+    oracle = BrevoOracle(task, True)
+    assert task.evaluate(oracle, 0, 100)["all"] == pytest.approx(1 - np.mean(oracle.asked))
+
+
+# ---- Mano
+
+
+def test_mano_by_an_independent_checker():
+    task = make_task("mano", "nano", L=6, block_size=400)
+    tokens, mask = task.batch(3, 5, 100)
+    assert mask.all() and tokens.min() >= 1 and tokens.max() < task.vocab_size
+    lengths, operators, numbers, splits = Counter(), Counter(), Counter(), Counter()
+
+    def value(text):  # eats an expression from the front
+        head = next(text)
+        if head.isdigit():
+            numbers[int(head)] += 1
+            return int(head), 0
+        operators[head] += 1
+        a, left = value(text)
+        b, right = value(text)
+        if left + right == 3:
+            splits[left] += 1
+        return {"+": a + b, "-": a - b, "*": a * b}[head] % 23, left + right + 1
+
+    for row in tokens:
+        text = " ".join(task.vocabulary[token] for token in row)
+        assert text.startswith("<bos>")
+        for instance in text.split("<bos>")[1:-1]:
+            head, *expression, ans, result = instance.split()
+            rest = iter(expression)
+            found, count = value(rest)
+            assert next(rest, None) is None and ans == "<ans>" and int(result) == found and head == f"<len_{count}>"
+            lengths[count] += 1
+    # the windows hold some 30 instances; that their ends cut long ones off more often hardly shows
+    assert chi_square_fits([operators[o] for o in "+-*"], [1 / 3] * 3)
+    assert chi_square_fits([numbers[x] for x in range(23)], [1 / 23] * 23)
+    assert chi_square_fits([splits[i] for i in range(4)], [1 / 4] * 4)
+    assert set(lengths) == set(range(1, 7))
+    l = np.random.default_rng(0)
+    _, sizes, documents = task.documents(l, 6000)
+    assert chi_square_fits(np.bincount((documents - 5) // 2)[1:], [1 / 6] * 6)
+
+
+def test_mano_scores():
+    task = make_task("mano", "nano", L=3)
+
+    class Half(torch.nn.Module):
+        """Knows the values of two-operator expressions, and that a value is no <ans>."""
+
+        def __init__(self):
+            super().__init__()
+            self.unused = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, tokens):
+            logits = torch.zeros(*tokens.shape, task.vocab_size)
+            for b, row in enumerate(tokens.tolist()):
+                if task.vocabulary[row[1]] == "<len_2>":
+                    stack = []
+                    for token in reversed(row[2:7]):
+                        word = task.vocabulary[token]
+                        stack.append(int(word) if word.isdigit() else eval(f"{stack.pop()} {word} {stack.pop()}") % 23)
+                    logits[b, 7, 1 + stack[0]] = 1
+                else:
+                    logits[b, :, task.ans] = 1
+            return logits, None
+
+    assert task.evaluate(Half(), 0, 100) == {"l=1": 0.0, "l=2": 1.0, "l=3": 0.0}
+
+
+# ---- Lano
+
+
+def test_grammars_are_levelled():
+    for text in tasks.GRAMMARS.values():
+        grammar = tasks.Grammar(text)
+        assert {len(rule) for rules in grammar.rules.values() for rule in rules} == {2, 3}
+        for symbol, rules in grammar.rules.items():
+            level = (symbol - 7) // 3  # 7, 8, 9 are parents of the tokens 1, 2, 3
+            below = {1, 2, 3} if level == 0 else set(range(4 + 3 * level, 7 + 3 * level))
+            assert len(rules) in (3, 4) and len(set(rules)) == len(rules) and all(set(rule) <= below for rule in rules)
+        assert set(grammar.rules) == set(range(7, grammar.root + 1))  # nothing is idle
+
+
+def all_yields(grammar, symbol):
+    """{yield: probability}, by enumeration."""
+    if symbol <= 3:
+        return {(symbol,): 1.0}
+    found = defaultdict(float)
+    for rule in grammar.rules[symbol]:
+        for parts in itertools.product(*(all_yields(grammar, part).items() for part in rule)):
+            text = tuple(itertools.chain(*(part for part, _ in parts)))
+            found[text] += math.prod(p for _, p in parts) / len(grammar.rules[symbol])
+    return found
+
+
+@pytest.mark.parametrize("cfg, root", (("cfg3f", 10), ("cfg3f", 11), ("cfg3j", 12), ("cfg3k", 12)))
+def test_lano_chart_equals_enumeration(cfg, root):
+    grammar, rng = tasks.Grammar(tasks.GRAMMARS[cfg], root), np.random.default_rng(0)
+    language = all_yields(grammar, root)
+    assert sum(language.values()) == pytest.approx(1) and max(map(len, language)) == grammar.longest[root]
+    assert sum(len(text) * p for text, p in language.items()) == pytest.approx(grammar.mean[root])
+    prefixes = defaultdict(float)
+    for text, p in language.items():
+        for t in range(len(text) + 1):
+            prefixes[text[:t]] += p
+    sentences = sorted(language)
+    texts = [sentences[i] for i in rng.integers(0, len(sentences), 12)]
+    for text in texts[:4]:  # and all their corruptions by one token
+        texts += [text[:i] + (new,) + text[i + 1 :] for i in range(len(text)) for new in (1, 2, 3) if new != text[i]]
+        texts += [text[:-1], text + (1,), ()]
+    T = max(map(len, texts)) + 1
+    rows = torch.tensor([[*text] + [0] * (T - len(text)) for text in texts])
+    chart = grammar.chart(rows, c=1.7)
+    right = 0
+    for text, table in zip(texts, chart):
+        right += text in language
+        for t in range(len(text) + 1):
+            expected = [language.get(text[:t], 0), *(prefixes.get(text[:t] + (v,), 0) for v in (1, 2, 3))]
+            assert table[t].tolist() == pytest.approx([1.7**t * p for p in expected], rel=1e-12, abs=1e-300)
+    assert 12 <= right < len(texts)
+
+
+@pytest.mark.parametrize("cfg, most", (("cfg3f", 350), ("cfg3j", 500), ("cfg3k", 1000)))
+def test_lano_long_sentences_neither_underflow_nor_lose_probability(cfg, most):
+    """What may follow a prefix adds up to the prefix's own probability."""
+    grammar = tasks.Grammar(tasks.GRAMMARS[cfg])
+    text, lengths = grammar.sample(np.random.default_rng(1), 4000)
+    starts = np.cumsum(lengths) - lengths
+    longest = max((i for i in range(4000) if lengths[i] <= most), key=lambda i: lengths[i])
+    row = torch.from_numpy(text[starts[longest] :][: lengths[longest]])[None]
+    chart = grammar.chart(row)[0]
+    assert len(row[0]) > 0.9 * most and 1e-100 < chart.max() < 1e100 and chart[-1, 0] > 0
+    here = chart[torch.arange(len(row[0])), row[0]]
+    torch.testing.assert_close(chart[1:].sum(1), 2.1 * here, rtol=1e-10, atol=0)
+    assert chart[0].sum() == pytest.approx(1)
+
+
+def test_band_products():
+    generator = torch.Generator().manual_seed(0)
+    for T, first, second, rows in ((9, 2, 3, 4), (20, 0, 5, 3), (17, 30, 4, 64), (33, 8, 40, 8)):
+        make = lambda width: torch.randn(2, T, T, generator=generator).triu().tril(width)  # noqa: E731
+        a, b = make(first), make(second)
+        torch.testing.assert_close(tasks.band_product(a, b, first, second, rows), a @ b)
+
+
+def test_lano_windows_and_samples():
+    task = make_task("lano", "nano", root=12, block_size=40)
+    language = all_yields(task.grammar, 12)
+    tokens, mask = task.batch(0, 0, 200)
+    assert mask.all() and (tokens[:, 0] == task.bos).all()
+    for row in tokens.tolist():
+        text = "".join(map(str, row)).split(str(task.bos))[1:-1]
+        assert len(text) > 0 and all(tuple(map(int, sentence)) in language for sentence in text)
+    # sentences come with their probabilities: by the length
+    _, lengths = task.grammar.sample(np.random.default_rng(0), 5000)
+    chances = defaultdict(float)
+    for text, p in language.items():
+        chances[len(text)] += p
+    common = [n for n in chances if chances[n] > 0.002]
+    counts = Counter(lengths.tolist())
+    rest = 1 - sum(chances[n] for n in common)
+    assert chi_square_fits([*(counts[n] for n in common), 5000 - sum(counts[n] for n in common)], [*(chances[n] for n in common), rest])
+
+
+def test_lano_scores():
+    """A model that samples from the grammar itself has KL 0 and only right sentences; one that guesses has the KL of its guess."""
+    task = make_task("lano", "nano", root=10, block_size=20)
+
+    class Exact(torch.nn.Module):
+        def __init__(self, guess):
+            super().__init__()
+            self.guess, self.unused = guess, torch.nn.Parameter(torch.zeros(1))
+            self.config = Config(vocab_size=5, block_size=20)
+
+        def forward(self, tokens, state=None):
+            if state is not None:
+                state["seen"] = tokens = torch.cat([state["seen"], tokens], 1) if "seen" in state else tokens
+            chart = task.grammar.chart(tokens[:, 1:])
+            exact = chart / chart.sum(-1, keepdim=True)
+            if self.guess:
+                exact = torch.full_like(exact, 1 / 4)
+            logits = torch.full((*tokens.shape, 5), -torch.inf)
+            logits[..., [task.bos, 1, 2, 3]] = exact.log().nan_to_num(nan=0.0, neginf=-1e30).float()
+            return logits, None
+
+        generate = CanonGPT.generate
+
+    assert task.evaluate(Exact(False), 0, 60) == {"sentences": 1.0, "KL": pytest.approx(0, abs=1e-6)}
+    scores = task.evaluate(Exact(True), 0, 60)
+    language, text, lengths = all_yields(task.grammar, 10), *task.grammar.sample(np.random.default_rng([0, tasks.EVAL]), 60)
+    assert scores["sentences"] < 0.2
+    nats, at = [], 0
+    for length in lengths:
+        sentence = tuple(text[at : at + length].tolist())
+        at += length
+        for t in range(length + 1):
+            follow = Counter()
+            for other, p in language.items():
+                if other[:t] == sentence[:t]:
+                    follow[other[t] if len(other) > t else 4] += p
+            total = sum(follow.values())
+            nats.append(math.log(4) + sum(p / total * math.log(p / total) for p in follow.values()))
+    assert scores["KL"] == pytest.approx(np.mean(nats), rel=1e-5)
+
+
+# ---- Capo
+
+
+def test_capo_meets_everybody_once_an_epoch_in_new_words():
+    task = make_task("capo", "nano", N=30, exposures=4, block_size=120)
+    people = tasks.draw_people(0, 30)
+    assert people.shape == (30, 12) and len(np.unique(people[:, :3], axis=0)) == 30
+    assert not np.array_equal(people, tasks.draw_people(1, 30))
+    name_of = {tuple(person[:3]): i for i, person in enumerate(people.tolist())}
+    steps, met, told = task.steps(batch_size=5), [], defaultdict(set)
+    assert steps == 8  # 5 windows of 3 biographies of 35 tokens, 4 x 30 wanted
+    for step in range(steps):
+        tokens, mask = task.batch(0, step, 5)
+        assert tokens.shape == (5, 121) and np.array_equal(mask, tokens > 0) and not tokens[:, 105:].any() and tokens[:, :105].all()
+        for life in tokens[:, :105].reshape(-1, 35).tolist():
+            words = [task.vocabulary[token] for token in life]
+            who = name_of[tuple(life[1:4])]
+            met.append(who)
+            said = [token for token, word in zip(life, words) if not word.startswith("word-")]
+            pronoun, facts = people[who, 3], people[who, 4:].tolist()
+            expected = [task.bos, *life[1:4], *facts[:3], *itertools.chain(*([pronoun, fact] for fact in facts[3:]))]
+            assert said == expected
+            told[who].add(tuple(life))
+    for epoch in range(4):
+        assert sorted(met[30 * epoch : 30 * epoch + 30]) == list(range(30))
+    assert met[:30] != met[30:60] and all(len(lives) == 4 for lives in told.values())
+
+
+def test_capo_people_are_drawn_uniformly():
+    people, sizes = tasks.draw_people(5, 40_000), [*tasks.PERSON.values()]
+    first = 1 + np.cumsum(sizes) - sizes
+    for column, size in enumerate(sizes):
+        assert chi_square_fits(np.bincount(people[:, column] - first[column], minlength=size), [1 / size] * size)
+    employer, work = people[:, -2], people[:, -1]
+    assert len(set(zip(employer, work))) == 263 and set(work) <= set(people[:, 7])
+    assert tasks.POSSIBLE_NAMES == 400 * 400 * 1000 and tasks.POSSIBLE_FACTS == 2 * (12 * 28 * 200) * 200 * 300 * 100 * 263
+
+
+def test_capo_wordings_tell_what_is_asked():
+    wordings = make_task("capo").wordings
+    assert wordings.shape == (6, 10, 3) and len({tuple(w) for w in wordings.reshape(-1, 3).tolist()}) == 60
+
+
+@pytest.mark.parametrize("tied", (False, True))
+def test_capo_bits(tied):
+    """A uniform model knows nothing, one that gives probability 1 to the truth all there is; half the nats of the possible, half of it."""
+    task = make_task("capo", "nano", N=50)
+    model = CanonGPT(Config(vocab_size=task.vocab_size, block_size=task.block_size, tie_embeddings=tied, n_layer=1, n_head=1, d_model=8))
+    used = len(np.unique(tasks.draw_people(0, 50))) + tasks.WORDS + 1
+    counted = sum(p.numel() for p in model.blocks.parameters()) + 8 + used * 8 * (2 - tied)
+    names, facts = math.log2(tasks.POSSIBLE_NAMES), math.log2(tasks.POSSIBLE_FACTS)
+
+    def scores(nats_of):
+        def forward(tokens):
+            lives = {tuple(life[1:4]): life for life in expected.tolist()}
+            logits = torch.zeros(*tokens.shape, task.vocab_size, dtype=torch.float64)
+            for b, row in enumerate(tokens.tolist()):
+                life = lives[tuple(row[1:4])]
+                for t in range(len(row)):
+                    p = math.exp(-nats_of(t + 1))
+                    logits[b, t] = math.log((1 - p) / (task.vocab_size - 1) + 1e-300)
+                    logits[b, t, life[t + 1]] = math.log(p)
+            return logits, None
+
+        rng = np.random.default_rng([0, tasks.EVAL])
+        expected = task.biographies(rng, 0, rng.permutation(50)[:20])
+        spy = type("Spy", (torch.nn.Module,), {})()
+        spy.unused, spy.parameter_counts, spy.forward = torch.nn.Parameter(torch.zeros(1)), model.parameter_counts, forward
+        return task.evaluate(spy, 0, 20)
+
+    nothing = dict.fromkeys(("names", "facts", "bits", "bits/param"), 0.0)
+    assert scores(lambda at: math.log(task.vocab_size)) == nothing
+    everything = 50 * (names + facts)
+    assert scores(lambda at: 0.0) == pytest.approx({"names": 1, "facts": 1, "bits": everything, "bits/param": everything / counted}, rel=1e-5)
+    # ten nats for the last name, one for the month, three for the pronoun, of which only the first is asked
+    priced = {3: 10.0, 7: 1.0, 10: 3.0, 15: 5.0}
+    columns = [*range(1, 4), *range(7, 10), 10, 14, 19, 24, 29, 34]
+    assert sorted(task.told.tolist()) == columns
+    expected = 50 * (names - 10 / math.log(2) + facts - 4 / math.log(2))
+    assert scores(lambda at: priced.get(at, 0.0))["bits"] == pytest.approx(expected, rel=1e-5)
+
+
 BAD_TASKS = (
     ("sort", "nano", {}, "task = 'sort'"), ("copy", "huge", {}, "preset = 'huge'"), ("copy", "nano", dict(K=3), "K = 3"),
     ("copy", "nano", dict(N=1), "N = 1"), ("copy", "nano", dict(N=65), "block_size = 129"), ("depo", "nano", dict(N=2), "N = 2"),
     ("depo", "nano", dict(K=0), "K = 0"), ("depo", "nano", dict(V=0), "V = 0"), ("depo", "nano", dict(V=2, word_len=(1, 1)), "N = 5"),
     ("depo", "nano", dict(word_len=(3, 2)), "word_len"), ("depo", "nano", dict(word_len=(0, 2)), "word_len"),
     ("depo", "nano", dict(word_len=(8, 8)), "word_len"), ("depo", "nano", dict(N=60), "block_size = 52"),
-    ("depo", "nano", dict(block_size=30), "block_size = 30"),
+    ("depo", "nano", dict(block_size=30), "block_size = 30"), ("brevo", "nano", dict(N=2), "N = 2"), ("brevo", "nano", dict(V=5), "V = 5"),
+    ("brevo", "nano", dict(N=30), "block_size = 96"), ("brevo2", "nano", dict(V=1, N=4), "N = 4"), ("brevo2", "nano", dict(V=0), "V = 0"),
+    ("mano", "nano", dict(L=0), "L = 0"), ("mano", "nano", dict(L=40), "block_size = 64"), ("mano", "nano", dict(N=4), "N = 4"),
+    ("lano", "nano", dict(cfg="cfg4"), "cfg = 'cfg4'"), ("lano", "nano", dict(root=3), "root = 3"), ("lano", "nano", dict(root=23), "root = 23"),
+    ("lano", "nano", dict(root=22), "block_size = 128"), ("capo", "nano", dict(N=10**7), "N = 10000000"), ("capo", "nano", dict(N=0), "N = 0"),
+    ("capo", "nano", dict(exposures=0), "exposures = 0"), ("capo", "nano", dict(block_size=33), "block_size = 33"),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*tasks.PRESETS, *tasks.ALIASES])
+def test_examples_are_printed(name):
+    shown = subprocess.run([sys.executable, HERE / "tasks.py", name], capture_output=True, text=True, check=True).stdout
+    title, text, legend = shown.split("\n\n")
+    task = make_task(name)
+    assert title.startswith(task.name) and task.meaning in legend
+    words = text.replace("[", " ").replace("]", " ").replace(".", ". ").split()
+    assert set(words) <= set(task.vocabulary) and words[0] == "<bos>"
+    targets = re.findall(r"\[(.*?)\]", text, re.DOTALL)
+    assert targets and text.count("[") == text.count("]") == len(targets)
+
+
+def test_example_of_nothing_known():
+    failed = subprocess.run([sys.executable, HERE / "tasks.py", "sort"], capture_output=True, text=True)
+    assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "'sort'" in failed.stderr and not failed.stdout
 
 
 @pytest.mark.parametrize("name, preset, options, message", BAD_TASKS, ids=str)

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from canon_gpt import MIXERS, MLPS, POSITIONS, CanonGPT, Config
 from kernels import has_cpp_compiler
-from tasks import ALIASES, PRESETS, make_task
+from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
 
 LOG_EVERY = 20  # steps
 
@@ -59,13 +59,17 @@ def parse_arguments(argv):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("task").add_argument
-    add("--task", required=True, help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1)")
+    add("--task", required=True, help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
     add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU, minutes (default with one); "
         "paper: the paper's numbers. Sets everything below that is not given")  # fmt: skip
-    add("--N", type=int, help="size: numbers to copy, nodes of the longest cycle")
+    add("--N", type=int, help="size: numbers to copy, nodes of the largest cycle or graph, people")
     add("--K", type=int, help="depo: the most hops a question asks for")
-    add("--V", type=int, help="depo: a word's tokens are drawn from V, its last from another V")
-    add("--word-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="depo: tokens a word")
+    add("--V", type=int, help="depo, brevo2: a word's tokens are drawn from V, its last from another V")
+    add("--word-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="depo, brevo2: tokens a word")
+    add("--L", type=int, help="mano: the most operators of an expression")
+    add("--cfg", help=f"lano: the grammar, one of {', '.join(GRAMMARS)}")
+    add("--root", type=int, help="lano: the symbol that sentences grow from (the paper's: 22 for cfg3f, else 25)")
+    add("--exposures", type=int, help="capo: how often each person is met; --steps, if not given, follows from it")
     add("--block-size", type=int, help="context, in tokens")
 
     add = parser.add_argument_group("model").add_argument
@@ -80,7 +84,7 @@ def parse_arguments(argv):
     add("--canon-no-residual", action="store_true", help="Canon without its residual")
     add("--canon-silu", action="store_true", help="SiLU after Canon's convolution")
     add("--canon-frozen", action="store_true", help="keep Canon's random initial weights")
-    add("--tie-embeddings", action="store_true", help="one matrix for embedding and head")
+    add("--tie-embeddings", action=argparse.BooleanOptionalAction, help="one matrix for embedding and head (default: for capo only)")
     add("--n-layer", type=int)
     add("--n-head", type=int)
     add("--d-model", type=int)
@@ -250,15 +254,17 @@ def main(argv=None):
     device = choose_device(args.device)
     args.preset = args.preset or ("small" if device == "cuda" else "nano")
     try:
-        task = make_task(args.task, args.preset, **given(args, "N", "K", "V", "word_len", "block_size"))
+        task = make_task(args.task, args.preset, **given(args, "N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size"))
         training = task.training
         training.update(given(args, "steps", "batch_size", "lr", "warmup", "schedule", "weight_decay"))
+        if training["steps"] is None:  # the task's own business
+            training["steps"] = task.steps(max(1, training["batch_size"]))
         check_numbers(training, args)
         config = Config(
             vocab_size=task.vocab_size, block_size=task.block_size, mixer=args.mixer, mlp=args.mlp, pos=args.pos,
             canon=args.canon, canon_kernel=args.canon_kernel, canon_residual=not args.canon_no_residual,
-            canon_silu=args.canon_silu, canon_frozen=args.canon_frozen, short_conv=args.short_conv, tie_embeddings=args.tie_embeddings,
-            **{**task.model, **given(args, "n_layer", "n_head", "d_model")},
+            canon_silu=args.canon_silu, canon_frozen=args.canon_frozen, short_conv=args.short_conv,
+            **{**task.model, **given(args, "n_layer", "n_head", "d_model", "tie_embeddings")},
         )  # fmt: skip
     except ValueError as error:
         fail(error)
@@ -369,7 +375,7 @@ def main(argv=None):
             log.write(json.dumps(line) + "\n")
             if evaluate or stopping:
                 save(finished)
-            scores = "  ".join(f"{name} {score:.0%}" for name, score in last_eval.items())
+            scores = "  ".join(f"{name} {written(name, score)}" for name, score in last_eval.items())
             bar.set_postfix_str(f"loss {line['loss']:.3f}  {rate / 1e3:.0f}k tokens/s  {scores}", refresh=False)
             if stopping and finished < training["steps"]:
                 bar.close()
@@ -381,7 +387,7 @@ def main(argv=None):
 
     print(f"\n{'score':12}{'':2}{out.name}, after {finished:,} steps, {seconds:.0f} s")
     for name, score in last_eval.items():
-        print(f"{name:12}{score:8.1%}")
+        print(f"{name:12}{written(name, score):>8}")
 
 
 if __name__ == "__main__":
