@@ -725,8 +725,8 @@ class CanonGPT(nn.Module):
             )
         if lengths is None:
             lengths = torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
-        given, start = tokens, int(lengths.min())
-        state, piece, tokens = {}, tokens[:, :start], tokens[:, :start]
+        start = int(lengths.min())
+        state, piece, text = {}, tokens[:, :start], tokens[:, :start]
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for at in range(start, total):
             logits = self(piece, state=state)[0][:, -1].float()
@@ -735,15 +735,15 @@ class CanonGPT(nn.Module):
             else:
                 piece = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
             reading = (at < lengths)[:, None]  # rows that are still reading what they were given
-            if at < given.shape[1]:
-                piece = torch.where(reading, given[:, at : at + 1], piece)
+            if at < tokens.shape[1]:
+                piece = torch.where(reading, tokens[:, at : at + 1], piece)
             if stop is not None:
                 piece = piece.masked_fill(done, stop)
                 done = done | ((piece == stop) & ~reading)
-            tokens = torch.cat([tokens, piece], dim=1)
+            text = torch.cat([text, piece], dim=1)
             if stop is not None and done.all():
                 break
-        return tokens
+        return text
 
     def parameter_counts(self):
         """dict: all parameters, of them in the embedding and head, and of them in Canon layers."""

@@ -197,7 +197,7 @@ def draw(runs):
         for axis in (top, bottom):
             axis.grid(axis="both" if axis is top else "x", alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("right, %" if scores[0] not in NUMBERS else NUMBERS[scores[0]])
+    axes[0, 0].set_ylabel("score, %" if scores[0] not in NUMBERS else NUMBERS[scores[0]])
     going = {label: any(run["seconds"] is None for run in members) for label, members in groups.items()}
     axes[1, 0].set_yticks(range(len(groups)), [f"{label}\n(still training)" if going[label] else label for label in groups])
     for name, (colour, _) in zip(axes[1, 0].get_yticklabels(), styles):  # the names are the legend of both rows

@@ -1,7 +1,8 @@
 """The synthetic tasks: how instances are drawn, packed into windows, and scored (paper Section 3, App. A).
 
-Each task isolates one skill that language models need, in data that never repeats: what a model gets right it has
-learnt to *do*. Instances are generated on line. Two ideas carry every generator, and make them fast:
+Each task isolates one skill that language models need, in data that never repeats (but for Capo, whose people come again in
+new words): what a model gets right it has learnt to *do*. Instances are generated on line, by array operations for thousands
+of them at once. Two ideas carry those of graphs, Depo and Brevo:
 
   pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
           padded with zeros (token 0 is never used); a document is then a list of row numbers. Looking all rows of all
@@ -10,7 +11,8 @@ learnt to *do*. Instances are generated on line. Two ideas carry every generator
           3 and 4 nodes: owner = 0 0 0 1 1 1 1, and each node's index within its own graph is 0 1 2 0 1 2 3. Sorting by
           owner + a random fraction then shuffles every graph's nodes at once.
 
-Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 `make_task` and the presets.
+Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 Brevo; 5 Mano; 6 Lano; 7 Capo; 8 the presets and `make_task`;
+9 an example of each.
 """
 
 import functools
@@ -27,7 +29,7 @@ import torch.nn.functional as F
 # 1. The shared machinery
 # ------------------------------------------------------------------------------------------------------------
 
-TRAIN, EVAL, PEOPLE = 0, 1, 2  # streams of random numbers that never meet
+TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # streams of random numbers: a part of their seeds
 
 
 def ragged(lengths):
@@ -88,6 +90,13 @@ def draw_words(rng, owner, V, word_len):
         todo = np.delete(todo, first[new])
     # Later draws are rarer words; shuffling makes "which word" independent of "which thing".
     return words[shuffle(rng, owner)]
+
+
+def padded(flat, lengths):
+    """Texts behind one another, (sum of lengths,), as rows with zeros behind: (texts, longest)."""
+    rows = np.zeros((len(lengths), lengths.max()), dtype=np.int64)
+    rows[ragged(lengths)] = flat
+    return rows
 
 
 def spell(pieces, order, owner, documents):
@@ -253,9 +262,9 @@ class Depo(Task):
         fits = longest <= self.block_size + 1
         require(fits, "block_size", self.block_size, f"the longest instance of N = {N} needs at least {longest - 1}")
         self.name, self.N, self.K, self.V, self.word_len = name, N, K, V, word_len
-        self.bos, self.ans, self.query = 2 * V + 1, 2 * V + 2, 2 * V + 2  # <query_k> is query + k
-        words = [*(f"{i}." for i in range(1, V + 1)), *map(str, range(1, V + 1))]
-        self.vocabulary = ["", *words, "<bos>", "<ans>", *(f"<query_{k}>" for k in range(1, K + 1))]
+        self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<ans>", *(f"<query_{k}>" for k in range(1, K + 1))]
+        self.bos, self.ans = self.vocab_size - K - 2, self.vocab_size - K - 1
+        self.query = self.ans  # <query_k> is query + k
         self.hops = sorted({2**i for i in range(K.bit_length())} | {K})  # the scored k: powers of two and K
 
     def documents(self, rng, count):
@@ -273,7 +282,7 @@ class Depo(Task):
         V, count = self.V, len(sizes)
         owner, at = ragged(sizes)  # the nodes of all cycles, in cycle order
         first = (np.cumsum(sizes) - sizes)[owner]
-        pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], 2 * V + 1, 2 + self.K)])
+        pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], self.bos, 2 + self.K)])
         bos, ans, query = len(owner), len(owner) + 1, len(owner) + 1  # rows of pieces; <query_k> is query + k
 
         source = shuffle(rng, owner)  # the edges in random order
@@ -302,9 +311,7 @@ class Depo(Task):
         k = rng.permutation(np.resize(self.hops, n * min(self.N, self.queries)))  # each as often as the others
         flat, of, lengths, hop = self.instances(rng, np.full(n, self.N), k)
         owner, at = ragged(lengths)
-        tokens = np.zeros((n, lengths.max()), dtype=np.int64)
-        tokens[owner, at] = flat
-        right = right_tokens(model, tokens, self.training["batch_size"])
+        right = right_tokens(model, padded(flat, lengths), self.training["batch_size"])
         wrong = ~right[owner, at - 1]  # the token at i is predicted at i - 1; <bos> is never an answer
         mistakes = np.bincount(of, weights=wrong, minlength=len(hop))
         return {f"k={k}": float((mistakes[hop == k] == 0).mean()) for k in self.hops}
@@ -327,7 +334,7 @@ def draw_graphs(rng, sizes):
 
     The first L, uniform in 1..(n-1)//4 + 1, are leaves: they depend on nothing. Each later one gets 1..4 parents (uniform, or as many as
     there are) among the earlier nodes that have fewer than 4 children.
-    returns  the edges in random order, (edges,) each: graph, sorted; parent; child
+    returns  graph, parent, child, (edges,) each: all edges, sorted by graph, in random order within a graph
              edge (graphs, largest, largest) bool: the same as a table, edge[g, a, b] says that a is a parent of b
              leaves (graphs,): L
     """
@@ -340,7 +347,7 @@ def draw_graphs(rng, sizes):
         few = min(4, node)
         key = rng.random((len(graphs), node), dtype=np.float32)
         key[children[graphs, :node] == 4] = 2
-        nearest = np.argpartition(key, range(few), axis=1)[:, :few]  # a random order's first four
+        nearest = np.argpartition(key, range(few), axis=1)[:, :few]  # four at random; those that have 4 children come last
         chosen = np.arange(few) < rng.integers(1, 5, (len(graphs), 1))
         chosen &= np.take_along_axis(key, nearest, 1) < 2
         row, column = np.nonzero(chosen)
@@ -365,10 +372,12 @@ def dependencies(edge, q):
 
 
 def random_order(rng, edge, need):
-    """The needed nodes in a random topological order, -1 behind: (graphs, longest). Always one, uniformly, of those whose
-    parents are all written."""
+    """The needed nodes in a random topological order, -1 behind: (graphs, longest).
+
+    In each place stands one of the nodes whose parents are all written, each as likely as the others. (Our choice: so
+    not all whole orders are equally likely.)"""
     counts = need.sum(1)
-    waits = edge.sum(1, dtype=np.int64)  # for so many parents
+    waits = edge.sum(1, dtype=np.int64)  # how many parents are not yet written
     waits[~need] = -1
     order = np.full((len(need), counts.max()), -1)
     for place in range(counts.max()):
@@ -398,13 +407,14 @@ class Brevo(Task):
         super().__init__(**settings)
         require(N >= 3, "N", N, "a graph needs at least 3 nodes")
         V = N if V is None else V
-        self.name, self.N, self.V, self.word_len = name, N, V, check_words(N, V, word_len)
-        self.vocabulary = ["", *word_tokens(V, self.word_len), "<bos>", "<query>", "<ans>", "<eos>"]
-        self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
-        edges = sum(min(4, node) for node in range(1, N))  # at most: when only the first node is a leaf
-        longest = 4 + int((2 * edges + 1 + N) * sum(self.word_len) / 2)  # with words of the mean length
+        word_len = check_words(N, V, word_len)
+        edges = 4 * N - 10 if N > 3 else 3  # at most: the first node is the only leaf, and all others have min(4, node) parents
+        longest = 4 + int((2 * edges + 1 + N) * sum(word_len) / 2)  # with words of the mean length
         fits = longest <= self.block_size + 1
         require(fits, "block_size", self.block_size, f"an instance of N = {N} can need {longest - 1}")
+        self.name, self.N, self.V, self.word_len = name, N, V, word_len
+        self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<query>", "<ans>", "<eos>"]
+        self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
 
     def documents(self, rng, count):
         tokens, of, lengths, target, *_ = self.instances(rng, draw_sizes(rng, count, self.N))
@@ -446,19 +456,19 @@ class Brevo(Task):
             if token > self.V or self.word_len[1] == 1:
                 words.append(word)
                 word = ()
-        return words
+        return words + [word] * (word != ())  # the last may be unfinished
 
     def verify(self, prompt, answer):
-        """Whether this answers the question: lists of tokens, of which the text alone counts."""
+        """Whether `answer` is right for `prompt`, lists of tokens; the graph is read from the prompt itself."""
         _, *edges, query, q, ans = self.words(prompt)
         parents = {}
         for parent, child in zip(edges[::2], edges[1::2]):
             parents.setdefault(child, set()).add(parent)
-        need, found = {q}, [q]
-        while found:
-            more = parents.get(found.pop(), set()) - need
+        need, todo = {q}, [q]
+        while todo:
+            more = parents.get(todo.pop(), set()) - need
             need |= more
-            found += more
+            todo += more
         if self.eos not in answer:
             return False
         named = self.words(answer[: answer.index(self.eos)])
@@ -466,25 +476,24 @@ class Brevo(Task):
         return in_order and set(named) == need and len(named) == len(need)
 
     def evaluate(self, model, seed, n):
-        """n instances of size N, answered greedily: the share of right answers, of all and by the distance of the asked node from
-        the nearest leaf."""
+        """n instances of size N, answered greedily: the share of right answers, of all and by `depth`, the distance (1 to 5) of the asked
+        node from the nearest leaf (as in the paper's Fig. 9)."""
         rng = np.random.default_rng([seed, EVAL])
         flat, of, lengths, target, edge, q = self.instances(rng, np.full(n, self.N))
         distance = distance_to_leaf(edge)[np.arange(n), q]
-        owner, at = ragged(lengths)
-        tokens = np.zeros((n, lengths.max()), dtype=np.int64)
-        tokens[owner, at] = flat
-        prompt = np.bincount(owner, weights=~target[of]).astype(int) + 1  # up to <ans>
-        device, size = next(model.parameters()).device, self.training["batch_size"]
+        tokens = padded(flat, lengths)
+        prompt = lengths - np.bincount(ragged(lengths)[0], weights=target[of]).astype(int) + 1  # up to <ans>
+        device, size = next(model.parameters()).device, 4 * self.training["batch_size"]
         right = np.zeros(n, dtype=bool)
-        fits = np.flatnonzero(lengths <= self.block_size + 1)  # words all long can make one too long: that one counts as wrong
+        fits = np.flatnonzero(lengths <= self.block_size + 1)  # words that are all long can make an instance too long: left out
         for rows in (fits[i : i + size] for i in range(0, len(fits), size)):
             given = torch.from_numpy(tokens[rows, : prompt[rows].max()]).to(device)
             # all right answers name the same nodes, so they are as long as the one we have
             new = lengths[rows].max() - prompt[rows].max()
             written = model.generate(given, new, 0.0, self.eos, lengths=torch.from_numpy(prompt[rows]).to(device))
             right[rows] = [self.verify(row[:end], row[end:]) for row, end in zip(written.tolist(), prompt[rows])]
-        return {"all": float(right.mean()), **{f"depth={d}": float(right[distance == d].mean()) for d in np.unique(distance)}}
+        right, distance = right[fits], distance[fits]
+        return {"all": float(right.mean()), **{f"depth={d}": float(right[distance == d].mean()) for d in np.unique(distance[distance <= 5])}}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -536,11 +545,12 @@ class Mano(Task):
             stack[row, top[row]] = todo - 1 - left
             top[row] += np.where(split, 1, -1)
             stack[row[split], top[row[split]]] = left[split]
-        # Worked out from right to left, so that an operator finds its operands on the stack, the left one on top.
+        # Every stack is empty again (top = -1). Worked out from right to left: so an operator finds its operands on the stack, the left
+        # one on top.
         for at in reversed(range(longest)):
             row = each[at < size]
             token = text[row, at] - self.operator
-            a, b = stack[row, top[row]], stack[row, top[row] - 1]  # of use to operators only
+            a, b = stack[row, top[row]], stack[row, top[row] - 1]  # for a number these two are not used
             value = np.select([token < 0, token == 0, token == 1], [token + self.operator - 1, a + b, a - b], a * b)
             top[row] += np.where(token < 0, 1, -1)
             stack[row, top[row]] = value % self.modulus
@@ -561,12 +571,12 @@ class Mano(Task):
 #
 #     <bos> 3 3 2 2 1 .. 1 2 1 <bos> 3 1 2 1 ..                             sentences of a grammar, one after another
 #
-# A sentence grows from the root: a symbol is replaced by one of its rules, each as likely as the others, level by level down to the tokens
-# 1, 2, 3. Nothing marks where a symbol's yield begins and ends, and neighbouring tokens hardly tell: the whole tree has to be
-# inferred. Loss on all tokens. Two scores: how many of the model's own sentences are sentences, and how far its predictions are from the
-# exact ones. Both come from one table: with I_X[i, j] = P(symbol X yields exactly the tokens i .. j-1), a matrix, a rule
-# X -> B C D adds I_B I_C I_D / (number of X's rules) to I_X: "B up to somewhere, C from there up to somewhere, then D". The levels of the grammar
-# say in which order.
+# A sentence grows from the root: a symbol is replaced by one of its rules, each as likely as the others, level by level down to the
+# tokens 1, 2, 3. What a symbol grows into is its yield. Nothing marks where a yield begins and ends, and neighbouring tokens
+# hardly tell: the whole tree has to be inferred. Loss on all tokens. Two scores: how many of the model's own texts are sentences, and how far
+# its predictions are from the exact ones. Both come from one chart. Let I_X[i, j] = P(X yields exactly the tokens i .. j-1). A rule
+# X -> B C D adds I_B I_C I_D / (number of X's rules) to I_X, a matrix product: "B up to somewhere, C from there up to somewhere
+# else, then D". The grammar has levels, so all matrices follow from those of the tokens, one level after another.
 # ------------------------------------------------------------------------------------------------------------
 
 GRAMMARS = {
@@ -635,7 +645,7 @@ class Grammar:
         return symbols, np.bincount(owner, minlength=count)
 
     def chart(self, tokens, c=2.1):
-        """How the sentences may go on after each of their prefixes.
+        """For each prefix of each row: how likely is it, and then each next token, or the end?
 
         tokens   (B, T) int64, a sentence a row; zeros behind it if it is shorter than T
         returns  (B, T + 1, 4) float64 (float32 on MPS): [b, t, v] is the probability that a sentence starts with row b's first t tokens
@@ -699,7 +709,7 @@ class Lano(Task):
 
     def charts(self, tokens):
         """The grammar's chart of many rows, a few at a time for memory's sake."""
-        few = max(1, 2**24 // tokens.shape[1] ** 2)
+        few = max(1, 2**21 // tokens.shape[1] ** 2)
         return torch.cat([self.grammar.chart(rows) for rows in tokens.split(few)])
 
     @torch.no_grad()
@@ -708,22 +718,18 @@ class Lano(Task):
         of the grammar. KL: the divergence of its next-token distribution from the exact one, in nats, on average over all places of
         n sentences.
         """
-        device, size = next(model.parameters()).device, self.training["batch_size"]
+        device, size = next(model.parameters()).device, 4 * self.training["batch_size"]
         generator, known = torch.Generator(device).manual_seed(seed), 0
-        for rows in np.bincount(np.arange(n) // size):
-            begin = torch.full((rows, 1), self.bos, device=device)
+        for begin in torch.full((n, 1), self.bos, device=device).split(size):
             text = model.generate(begin, self.block_size, 1.0, self.bos, generator)[:, 1:]
             text = text[text[:, -1] == self.bos]  # those that came to an end
             inside = text != self.bos
             end = self.charts(text * inside)[torch.arange(len(text)), inside.sum(1), 0]
             known += int((end > 0).sum())
 
-        sentences, lengths = self.grammar.sample(np.random.default_rng([seed, EVAL]), n)
-        owner, at = ragged(lengths)
-        tokens = np.zeros((n, lengths.max()), dtype=np.int64)
-        tokens[owner, at] = sentences
+        tokens = padded(*self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, places = 0.0, 0
-        for rows in torch.from_numpy(tokens[:, : self.block_size - 1]).split(size):
+        for rows in torch.from_numpy(tokens[:, : self.block_size - 1]).split(size // 4):
             rows = rows.to(device)
             chart = self.charts(rows)  # (rows, T + 1, 4), zero behind the end
             place = chart.sum(-1) > 0
@@ -741,10 +747,10 @@ class Lano(Task):
 #     <bos> Ada Mae King first saw light July 3 1961 she grew up in Rome she was reading at Oxford ..
 #
 # Biographies of N invented people, each met 100 times, in other words every time. How many bits of this does a model hold, for each of
-# its parameters? Each name is a token (Ada is one of 400 first names), each value one or three, and so are the words
-# before a value, which tell what it is: a fact has 10 wordings of three words, drawn afresh at every exposure. A person's names and
-# values are drawn once and uniformly, so log2 of the possibilities is what there is to know. Loss on all tokens. (The paper's
-# biographies are in English; it finds that the format does not matter.)
+# its parameters? A person has three names, a token each (Ada is one of 400 first names), and facts: a birth date of three tokens,
+# and others of one. Before each fact stand three word tokens, which tell what it is, in one of 10 wordings, drawn afresh at every
+# exposure. Names and facts are drawn once, uniformly: log2 of the possibilities is what there is to know. Loss on all
+# tokens. (The paper's biographies are in English; it finds that the format does not matter.)
 # ------------------------------------------------------------------------------------------------------------
 
 PERSON = {"first name": 400, "middle name": 400, "last name": 1000, "pronoun": 2, "month": 12, "day": 28, "year": 200,
@@ -772,7 +778,7 @@ def draw_people(seed, N):
 @functools.lru_cache(maxsize=2)
 def meeting_order(seed, epoch, N):
     """The order in which an epoch meets the people."""
-    return np.random.default_rng([seed, PEOPLE, epoch]).permutation(N)
+    return np.random.default_rng([seed, MEETINGS, epoch]).permutation(N)
 
 
 class Capo(Task):
@@ -780,13 +786,13 @@ class Capo(Task):
 
     def __init__(self, name, N, exposures, **settings):
         super().__init__(**settings)
-        require(1 <= N <= POSSIBLE_NAMES // 50, "N", N, f"allowed: 1 to {POSSIBLE_NAMES // 50:,} people, few beside the possible names")
+        require(1 <= N <= POSSIBLE_NAMES // 50, "N", N, f"allowed: 1 to {POSSIBLE_NAMES // 50:,} people, at most 1/50 of the possible names")
         require(exposures >= 1, "exposures", exposures, "at least one")
         self.N, self.exposures = N, exposures
         values = (f"{kind.replace(' ', '-')}-{i}" for kind, size in PERSON.items() for i in range(size))
         self.vocabulary = ["", *values, *(f"word-{i}" for i in range(WORDS)), "<bos>"]
         self.bos = FIRST_WORD + WORDS
-        # The columns of a biography, as indices into a person's 12 tokens, then three words for each sentence, then <bos>.
+        # A person's 12 tokens, 18 words and <bos> stand side by side; layout[i] is the column that goes to place i of a biography.
         words = itertools.count(len(COLUMNS))
         self.layout = [len(COLUMNS) + 3 * len(SENTENCES), 0, 1, 2]
         for number, facts in enumerate(SENTENCES):
@@ -809,7 +815,7 @@ class Capo(Task):
         parts = draw_people(seed, self.N)[who], wording.reshape(len(who), -1), np.full((len(who), 1), self.bos)
         return np.concatenate(parts, axis=1)[:, self.layout]
 
-    def documents(self, rng, count):
+    def documents(self, rng, count):  # for `example`; training goes through `batch`
         tokens = self.biographies(rng, 0, rng.integers(0, self.N, count))
         return tokens.ravel(), np.ones(tokens.size, dtype=bool), np.full(count, tokens.shape[1])
 
@@ -830,23 +836,23 @@ class Capo(Task):
     def evaluate(self, model, seed, n):
         """What the model knows, from n of the people: the shares of what there is to know of names and of facts; `bits`; and bits/param.
 
-        With p1 the mean nats the model needs for a name, and p2 for a person's facts, each given the name and what it is about,
-        bits = N log2(N0 / e^p1) + N log2(S0 / e^p2), neither term below zero (paper Section 3); N0 and S0 are the numbers of possible
+        With p1 the mean nats that the model needs for a name, and p2 for all facts of a person (the work city, too), each given what stands
+        before it, bits = N log2(N0 / e^p1) + N log2(S0 / e^p2), neither term below zero (paper Section 3); N0 and S0 are the numbers of possible
         names and facts. Rows of the embedding for tokens that no person has are not counted as parameters.
         """
         rng = np.random.default_rng([seed, EVAL])
         tokens = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
-        device, nats = next(model.parameters()).device, []
+        device, costs = next(model.parameters()).device, []
         for rows in tokens.to(device).split(self.training["batch_size"]):
             logits = model(rows[:, :-1])[0].float()
-            nats.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
-        nats = torch.cat(nats).mean(0).cpu().numpy()[self.told - 1]  # of each of a person's tokens
-        known = lambda possible, nats: max(0.0, 1 - float(nats.sum()) / math.log(possible))  # noqa: E731
-        names, facts = known(POSSIBLE_NAMES, nats[:3]), known(POSSIBLE_FACTS, nats[3:])
+            costs.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
+        nats = torch.cat(costs).mean(0).cpu().numpy()[self.told - 1]  # of each of a person's tokens
+        names = max(0.0, 1 - float(nats[:3].sum()) / math.log(POSSIBLE_NAMES))
+        facts = max(0.0, 1 - float(nats[3:].sum()) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
         used = np.bincount(draw_people(seed, self.N).ravel(), minlength=FIRST_WORD) > 0
         counts = model.parameter_counts()
-        parameters = counts["total"] - counts["embeddings"] / self.vocab_size * (~used).sum()
+        parameters = counts["total"] - counts["embeddings"] // self.vocab_size * int((~used).sum())
         return {"names": names, "facts": facts, "bits": bits, "bits/param": bits / parameters}
 
 
@@ -913,7 +919,7 @@ PRESETS = {
     "lano": {
         "nano": dict(cfg="cfg3f", root=17, block_size=128, model=dict(n_layer=3, n_head=2, d_model=64),
                      training=dict(ADAMW, steps=3000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1)),
-        "small": dict(cfg="cfg3f", root=22, block_size=512, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(cfg="cfg3f", root=None, block_size=512, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1)),
         "paper": dict(cfg="cfg3f", root=None, block_size=512, model=LARGE,
                       training=dict(ADAMW, steps=100_000, batch_size=96, lr=5e-4, warmup=0, schedule="linear", weight_decay=0.1)),

@@ -67,8 +67,8 @@ def parse_arguments(argv):
     add("--V", type=int, help="depo, brevo2: a word's tokens are drawn from V, its last from another V")
     add("--word-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="depo, brevo2: tokens a word")
     add("--L", type=int, help="mano: the most operators of an expression")
-    add("--cfg", help=f"lano: the grammar, one of {', '.join(GRAMMARS)}")
-    add("--root", type=int, help="lano: the symbol that sentences grow from (the paper's: 22 for cfg3f, else 25)")
+    add("--cfg", help=f"lano: the grammar, one of {', '.join(GRAMMARS)} (the last two want --block-size 1536)")
+    add("--root", type=int, help="lano: the symbol that sentences grow from (nano: 17; the whole grammar's is 22 for cfg3f, else 25)")
     add("--exposures", type=int, help="capo: how often each person is met; --steps, if not given, follows from it")
     add("--block-size", type=int, help="context, in tokens")
 
@@ -130,6 +130,8 @@ def check_numbers(training, args):
     for field, least in (("seed", 0), ("workers", 0), ("eval_every", 1), ("eval_size", 1)):
         if getattr(args, field) is not None and getattr(args, field) < least:
             fail(f"{field} = {getattr(args, field)}: must be at least {least}")
+    if args.seed >= 2**63:
+        fail(f"seed = {args.seed}: must be below 2^63")
 
 
 def given(args, *fields):
@@ -257,7 +259,7 @@ def main(argv=None):
         task = make_task(args.task, args.preset, **given(args, "N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size"))
         training = task.training
         training.update(given(args, "steps", "batch_size", "lr", "warmup", "schedule", "weight_decay"))
-        if training["steps"] is None:  # the task's own business
+        if training["steps"] is None:  # Capo: they follow from its exposures
             training["steps"] = task.steps(max(1, training["batch_size"]))
         check_numbers(training, args)
         config = Config(
@@ -268,6 +270,8 @@ def main(argv=None):
         )  # fmt: skip
     except ValueError as error:
         fail(error)
+    if args.steps is not None and args.exposures is not None:
+        fail(f"steps = {args.steps}: follows from exposures = {args.exposures}; give one of them")
     if args.n_head is not None and "attention" not in config.mixer:
         fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
     compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
