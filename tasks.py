@@ -322,10 +322,11 @@ class Depo(Task):
 #
 #     <bos> a c  d f  b c  c e  a d <query> e <ans> b a c e <eos>          e needs c, which needs a and b; d and f do not matter
 #
-# The edges "parent child" of a random graph without cycles, in random order, then one question: all that q depends on, parents
-# before their children, q last; any such order is right. The very first name must be a node without parents that q depends on, so
-# the whole sub-graph has to be searched before a word is written: its breadth is what is measured. Loss from <ans>
-# to <eos>. Brevo1: names of one token, 1..N; Brevo2: of 2-4. A <bos> opens each instance (our choice, as in Depo).
+# The edges "parent child" of a random graph without cycles, in random order, then one question: all that q depends
+# on, parents before their children, q last; any such order is right. The very first name must be a node without
+# parents that q depends on, so the whole sub-graph has to be searched before a word is written: its breadth is what
+# is measured. Loss from <ans> to <eos>. Brevo1: names of one token, 1..N; Brevo2: of 2-4. A <bos> opens each instance
+# (our choice, as in Depo).
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -501,8 +502,8 @@ class Brevo(Task):
 #
 #     <bos> <len_3> * - 7 20 + 3 9 <ans> 5                                  (7 - 20) * (3 + 9) = 5 mod 23
 #
-# Arithmetic modulo 23 in prefix notation, worked out in the head: the tables of + - * are knowledge that must be learnt,
-# and then applied l times over, with nothing written in between. Loss on all tokens.
+# Arithmetic modulo 23 in prefix notation, worked out in the head: the tables of + - * are knowledge that must be
+# learnt, and then applied l times over, with nothing written in between. Loss on all tokens.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -571,12 +572,13 @@ class Mano(Task):
 #
 #     <bos> 3 3 2 2 1 .. 1 2 1 <bos> 3 1 2 1 ..                             sentences of a grammar, one after another
 #
-# A sentence grows from the root: a symbol is replaced by one of its rules, each as likely as the others, level by level down to the
-# tokens 1, 2, 3. What a symbol grows into is its yield. Nothing marks where a yield begins and ends, and neighbouring tokens
-# hardly tell: the whole tree has to be inferred. Loss on all tokens. Two scores: how many of the model's own texts are sentences, and how far
-# its predictions are from the exact ones. Both come from one chart. Let I_X[i, j] = P(X yields exactly the tokens i .. j-1). A rule
-# X -> B C D adds I_B I_C I_D / (number of X's rules) to I_X, a matrix product: "B up to somewhere, C from there up to somewhere
-# else, then D". The grammar has levels, so all matrices follow from those of the tokens, one level after another.
+# A sentence grows from the root: a symbol is replaced by one of its rules, each as likely as the others, level by
+# level down to the tokens 1, 2, 3. What a symbol grows into is its yield. Nothing marks where a yield begins and
+# ends, and neighbouring tokens hardly tell: the whole tree has to be inferred. Loss on all tokens. Two scores: how
+# many of the model's own texts are sentences, and how far its predictions are from the exact ones. Both come from one
+# chart. Let I_X[i, j] = P(X yields exactly the tokens i .. j-1). A rule X -> B C D adds I_B I_C I_D / (number of X's
+# rules) to I_X, a matrix product: "B up to somewhere, C from there up to somewhere else, then D". The grammar has
+# levels, so all matrices follow from those of the tokens, one level after another.
 # ------------------------------------------------------------------------------------------------------------
 
 GRAMMARS = {
@@ -746,11 +748,12 @@ class Lano(Task):
 #
 #     <bos> Ada Mae King first saw light July 3 1961 she grew up in Rome she was reading at Oxford ..
 #
-# Biographies of N invented people, each met 100 times, in other words every time. How many bits of this does a model hold, for each of
-# its parameters? A person has three names, a token each (Ada is one of 400 first names), and facts: a birth date of three tokens,
-# and others of one. Before each fact stand three word tokens, which tell what it is, in one of 10 wordings, drawn afresh at every
-# exposure. Names and facts are drawn once, uniformly: log2 of the possibilities is what there is to know. Loss on all
-# tokens. (The paper's biographies are in English; it finds that the format does not matter.)
+# Biographies of N invented people, each met 100 times, in other words every time. How many bits of this does a model
+# hold, for each of its parameters? A person has three names, a token each (Ada is one of 400 first names), and facts:
+# a birth date of three tokens, and others of one. Before each fact stand three word tokens, which tell what it is, in
+# one of 10 wordings, drawn afresh at every exposure. Names and facts are drawn once, uniformly: log2 of the
+# possibilities is what there is to know. Loss on all tokens. (The paper's biographies are in English; it finds that
+# the format does not matter.)
 # ------------------------------------------------------------------------------------------------------------
 
 PERSON = {"first name": 400, "middle name": 400, "last name": 1000, "pronoun": 2, "month": 12, "day": 28, "year": 200,
