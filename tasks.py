@@ -491,8 +491,8 @@ class Brevo(Task):
             given = torch.from_numpy(tokens[rows, : prompt[rows].max()]).to(device)
             # all right answers name the same nodes, so they are as long as the one we have
             new = lengths[rows].max() - prompt[rows].max()
-            written = model.generate(given, new, 0.0, self.eos, lengths=torch.from_numpy(prompt[rows]).to(device))
-            right[rows] = [self.verify(row[:end], row[end:]) for row, end in zip(written.tolist(), prompt[rows])]
+            texts = model.generate(given, new, 0.0, self.eos, lengths=torch.from_numpy(prompt[rows]).to(device))
+            right[rows] = [self.verify(row[:end], row[end:]) for row, end in zip(texts.tolist(), prompt[rows])]
         right, distance = right[fits], distance[fits]
         return {"all": float(right.mean()), **{f"depth={d}": float(right[distance == d].mean()) for d in np.unique(distance[distance <= 5])}}
 
