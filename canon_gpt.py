@@ -328,7 +328,8 @@ def fade_in(g):
 
 def fade_out(g):
     """(.., C, K) -> same: row s is g_{s+1} + .. + g_C, the log decay from step s to the end of the chunk."""
-    return F.pad(g[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+    later = torch.cat([g[..., 1:, :], torch.zeros_like(g[..., :1, :])], -2)
+    return later.flip(-2).cumsum(-2).flip(-2)
 
 
 def decayed_products(q, k, g):
