@@ -861,6 +861,15 @@ def chi_square_fits(counts, probabilities):
     return statistic < free + 5 * (2 * free) ** 0.5
 
 
+def windows(task):
+    """A batch of 200, of the promised form."""
+    tokens, mask = task.batch(seed=3, step=5, batch_size=200)
+    assert tokens.shape == mask.shape == (200, task.block_size + 1)
+    assert tokens.dtype == np.int64 and mask.dtype == bool
+    assert tokens.min() >= 1 and tokens.max() < task.vocab_size
+    return tokens, mask
+
+
 def parse_depo(task, tokens, mask):
     """Read a window token by token. Returns its instances as (edges, queries, complete), each query being
     (k, q, answer); checks the form of words and the mask on the way. Words are tuples of tokens."""
@@ -933,10 +942,7 @@ def check_depo_instance(task, edges, queries):
 @pytest.mark.parametrize("name, options", DEPOS, ids=str)
 def test_depo_by_an_independent_checker(name, options):
     task = make_task(name, "nano", **options)
-    tokens, mask = task.batch(seed=3, step=5, batch_size=200)
-    assert tokens.shape == mask.shape == (200, task.block_size + 1)
-    assert tokens.dtype == np.int64 and mask.dtype == bool
-    assert tokens.min() >= 1 and tokens.max() < task.vocab_size
+    tokens, mask = windows(task)
     complete = 0
     for window in zip(tokens, mask):
         instances = parse_depo(task, *window)
@@ -1155,10 +1161,7 @@ BREVOS = (("brevo1", {}), ("brevo2", {}), ("brevo1", dict(N=30, block_size=300))
 @pytest.mark.parametrize("name, options", BREVOS, ids=str)
 def test_brevo_by_an_independent_checker(name, options):
     task = make_task(name, "nano", **options)
-    tokens, mask = task.batch(seed=3, step=5, batch_size=200)
-    assert tokens.shape == mask.shape == (200, task.block_size + 1)
-    assert tokens.dtype == np.int64 and mask.dtype == bool
-    assert tokens.min() >= 1 and tokens.max() < task.vocab_size
+    tokens, mask = windows(task)
     for row, targets in zip(tokens.tolist(), mask.tolist()):
         edges, q, answer, expected = read_brevo(task, row)
         assert targets[: len(expected)] == expected
