@@ -22,11 +22,13 @@ Reading order:
 """
 
 import argparse
+import json
 import os
 import shutil
 import statistics
 import sysconfig
 import time
+from pathlib import Path
 from typing import Tuple
 
 import torch
@@ -370,11 +372,12 @@ def relative_error(a, b):
 
 
 def check(device):
-    """Largest relative error of y, dx and dw of every implementation against the definition in float64."""
+    """Largest relative error of y, dx and dw of every implementation against the definition in float64: {name: {dtype: error}}."""
     interpreted = "; * in the interpreter" if device == "cpu" else ""
     print(f"relative error |a - b| / |b| against float64 ({device}{interpreted}), worst of y, dx, dw")
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     print(f"{'':16}" + "".join(f"{str(d)[6:]:>12}" for d in dtypes))
+    found = {}
     for name, conv in implementations(device).items():
         worst = []
         shapes = ((3, 37, 130),) if name == "torch.compile" else ((2, 1, 5), (1, 2, 64), (3, 37, 130))  # it compiles for each
@@ -396,12 +399,14 @@ def check(device):
                 raise SystemExit(f"{name}, {dtype}: relative error {max(errors):.1e} is over {limit:.0e}")
         star = "*" if name == "Triton" and device == "cpu" else " "
         print(f"{name + star:16}" + "".join(f"{e:12.1e}" for e in worst))
+        found[name] = {str(dtype)[6:]: error for dtype, error in zip(dtypes, worst)}
+    return found
 
 
-def median_ms(f, device):
-    """Median milliseconds of f(), after a warm-up."""
+def quartiles_ms(f, device):
+    """Milliseconds of f(), after a warm-up: the lower quartile, the median, the upper quartile."""
     if device == "cuda" and triton is not None:  # its timer empties the cache between runs and keeps the queue full
-        return triton.testing.do_bench(f, return_mode="median")
+        return triton.testing.do_bench(f, quantiles=(0.25, 0.5, 0.75))
     for _ in range(3):
         f()
     times, start = [], time.perf_counter()
@@ -411,42 +416,58 @@ def median_ms(f, device):
         if device == "cuda":
             torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
+    return statistics.quantiles(times, n=4)
 
 
 def benchmark(device, shapes, dtype):
-    """Forward and backward of every implementation, as milliseconds, GB/s and share of a copy's bandwidth."""
-    print(f"\nmedian times, {str(dtype)[6:]}, K = 4, residual; GB/s counts x and y once (forward), x, dy and dx once (backward)")
+    """Times of every implementation, forward and backward, in ms, GB/s and as a share of a copy's bandwidth: a list of dicts."""
+    print(f"\nmedian times (quartiles), {str(dtype)[6:]}, K = 4, residual; GB/s counts x and y once (forward), x, dy and dx once (backward)")
+    found = []
     for B, T, D in shapes:
         x = torch.randn(B, T, D, device=device, dtype=dtype, requires_grad=True)
         w = ((torch.rand(4, D, device=device) * 2 - 1) / 2).requires_grad_()
         dy, out = torch.randn_like(x), torch.empty_like(x)
         gigabytes = x.numel() * x.element_size() / 1e9
-        copy_rate = 2 * gigabytes / median_ms(lambda: out.copy_(x.detach()), device) * 1e3
+        copy_rate = 2 * gigabytes / quartiles_ms(lambda: out.copy_(x.detach()), device)[1] * 1e3
         print(f"(B, T, D) = ({B}, {T}, {D}); a copy moves {copy_rate:.0f} GB/s")
-        print(f"{'':16}{'forward ms':>12}{'GB/s':>8}{'of copy':>9}{'backward ms':>13}{'GB/s':>8}{'of copy':>9}")
+        print(f"{'':16}{'forward ms':>24}{'GB/s':>8}{'of copy':>9}{'backward ms':>24}{'GB/s':>8}{'of copy':>9}")
         torch._dynamo.reset()
         for name, conv in implementations(device).items():
             if name == "Triton" and device == "cpu":
                 continue  # the interpreter is for checking
             y = conv(x, w)
-            ahead = median_ms(lambda: conv(x, w), device)
-            back = median_ms(lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True), device)
-            f, g = 2 * gigabytes / ahead * 1e3, 3 * gigabytes / back * 1e3
-            print(f"{name:16}{ahead:12.3f}{f:8.0f}{f / copy_rate:9.0%}{back:13.3f}{g:8.0f}{g / copy_rate:9.0%}")
+            line, row = f"{name:16}", {"B": B, "T": T, "D": D, "dtype": str(dtype)[6:], "implementation": name, "copy_gb_per_s": copy_rate}
+            for part, f, passes in (("forward", lambda: conv(x, w), 2),
+                                    ("backward", lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True), 3)):  # fmt: skip
+                low, median, high = quartiles_ms(f, device)
+                rate = passes * gigabytes / median * 1e3
+                line += f"{f'{median:.3f} ({low:.3f}-{high:.3f})':>24}{rate:8.0f}{rate / copy_rate:9.0%}"
+                row |= {f"{part}_ms": [low, median, high], f"{part}_gb_per_s": rate, f"{part}_of_copy": rate / copy_rate}
+            print(line, flush=True)
+            found.append(row)
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Check every form of the convolution against float64 and time it.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    device = parser.parse_args().device
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save errors and times there, too")
+    args = parser.parse_args()
+    device = args.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this machine has no CUDA device that PyTorch can use")
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.parent}")
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}; torch {torch.__version__}; triton {triton.__version__ if triton else 'not installed'}\n")
-    check(device)
-    if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model
-        benchmark(device, ((16, 2048, 768), (16, 2048, 2304), (16, 2048, 4096)), torch.bfloat16)
+    about = {"device": name, "torch": torch.__version__, "triton": triton.__version__ if triton else "not installed"}
+    print("; ".join([name, f"torch {about['torch']}", f"triton {about['triton']}"]) + "\n")
+    errors = check(device)
+    if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model; then as many tokens in shorter and longer sequences
+        shapes = [(16, 2048, 768), (16, 2048, 2304), (16, 2048, 4096)] + [(2**15 // T, T, 2304) for T in (1, 16, 256, 2**14)]
+        times = benchmark(device, shapes, torch.bfloat16)
     else:
-        benchmark(device, ((64, 64, 64), (64, 64, 192), (64, 64, 336)), torch.float32)
+        times = benchmark(device, ((64, 64, 64), (64, 64, 192), (64, 64, 336)), torch.float32)
+    if args.json:
+        about["date"] = time.strftime("%Y-%m-%d")
+        args.json.write_text(json.dumps({**about, "errors": errors, "times": times}, indent=1) + "\n")

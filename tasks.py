@@ -897,7 +897,7 @@ PRESETS = {
     },
     "brevo1": {
         "nano": dict(N=10, block_size=96, model=dict(n_layer=3, n_head=2, d_model=64),
-                     training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3, warmup=300)),
+                     training=dict(ADAMW, steps=2000, batch_size=32, lr=5e-3, warmup=300)),
         "small": dict(N=40, block_size=384, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=70, block_size=1024, model=LARGE,
@@ -921,15 +921,15 @@ PRESETS = {
     },
     "lano": {
         "nano": dict(cfg="cfg3f", root=17, block_size=128, model=dict(n_layer=3, n_head=2, d_model=64),
-                     training=dict(ADAMW, steps=3000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1)),
+                     training=dict(ADAMW, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1)),
         "small": dict(cfg="cfg3f", root=None, block_size=512, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1)),
         "paper": dict(cfg="cfg3f", root=None, block_size=512, model=LARGE,
                       training=dict(ADAMW, steps=100_000, batch_size=96, lr=5e-4, warmup=0, schedule="linear", weight_decay=0.1)),
     },
     "capo": {
-        "nano": dict(N=5000, exposures=100, block_size=139, model=dict(n_layer=3, n_head=2, d_model=64, tie_embeddings=True),
-                     training=dict(ADAMW, steps=None, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.01)),
+        "nano": dict(N=2000, exposures=100, block_size=139, model=dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True),
+                     training=dict(ADAMW, steps=None, batch_size=16, lr=5e-3, warmup=300, weight_decay=0.01)),
         "small": dict(N=50_000, exposures=100, block_size=512, model=dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True),
                       training=dict(ADAMW, steps=None, batch_size=48, lr=2e-3, weight_decay=0.01)),
         "paper": dict(N=50_000, exposures=100, block_size=512, model=dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True),

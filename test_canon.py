@@ -37,6 +37,8 @@ from canon_gpt import (  # noqa: E402
     initial_dt_bias, linear_recurrence, rotary_angles, rotate,
 )  # fmt: skip
 from tasks import make_task  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
@@ -1671,6 +1673,8 @@ def test_command_line_end_to_end(tmp_path):
     assert all({"step", "tokens", "loss", "lr", "tokens_per_s"} <= set(line) for line in log[:-1])
     assert [line["step"] for line in log if "eval" in line] == [30, 60, 60]
     assert log[-1]["final"] is True and log[-1]["seconds"] > 0 and log[1]["tokens"] == 30 * 8 * 20
+    assert log[-1]["tokens_per_s"] == pytest.approx(8 * 20 * 1e3 / log[-1]["step_ms"], rel=0.01) and 0 < log[-1]["data_share"] < 1
+    assert all(cost in done.stdout for cost in ("step_ms", "tokens_per_s", "data_share"))
     for paths in (runs, [tmp_path / "packed.json"]):
         figures = tmp_path / paths[0].stem
         command = [sys.executable, str(HERE / "plot.py"), *map(str, paths), "--out", str(figures), "--save", str(tmp_path / "packed.json")]
@@ -1704,6 +1708,20 @@ def test_every_task_trains_scores_resumes_and_is_drawn(name, tmp_path):
             assert np.allclose(line.get_ydata(), rate * line.get_xdata())
 
 
+@pytest.mark.parametrize("mixer", ("attention", "gla", "gdn,attention"))
+def test_operations_are_counted_as_pytorch_counts_them(mixer):
+    B, T, D = 2, 32, 64
+    model = CanonGPT(Config(vocab_size=50, block_size=T, n_layer=2, n_head=2, d_model=D, mixer=mixer, canon="abcd"))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(torch.zeros(B, T, dtype=torch.int64))
+    products = counter.get_flop_counts()["Global"]
+    forward = products[torch.ops.aten.mm] + products.get(torch.ops.aten.addmm, 0)  # Linear without and with a bias
+    attention = {"attention": 2, "gla": 0, "gdn,attention": 1}[mixer] * 2 * (2 * B * T * T * D)
+    if mixer == "attention":
+        assert products[torch.ops.aten.bmm] == attention  # for all pairs of tokens
+    assert train.flops_per_token(model) * B * T == 3 * (forward + attention // 2)
+
+
 def test_resume_goes_on_as_if_never_stopped(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     steps = ("--steps", 60, "--eval-every", 20, "--canon", "abcd")
@@ -1724,7 +1742,8 @@ def test_resume_goes_on_as_if_never_stopped(tmp_path):
     with open(parts / "metrics.jsonl", "a") as log:
         log.write('{"step": 46, "eval": {"sequences": 0}')  # cut off in the middle of a line
     run_train("--out", parts, *steps, "--resume")
-    strip = lambda log: [{k: v for k, v in line.items() if k not in ("tokens_per_s", "seconds")} for line in log]  # noqa: E731
+    volatile = ("tokens_per_s", "seconds", "step_ms", "data_share")
+    strip = lambda log: [{k: v for k, v in line.items() if k not in volatile} for line in log]  # noqa: E731
     assert strip(lines(parts)) == strip(lines(whole))
     a, b = (torch.load(out / "ckpt.pt", weights_only=True)["model"] for out in (whole, parts))
     assert all(torch.equal(a[name], b[name]) for name in a)

@@ -1,11 +1,11 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
 First the parts: 1 the command line; 2 the run's folder; 3 data, optimiser, learning rate. Then 4, `main`: the order of its
-lines is the order of events, down to the closing table. A run leaves in out/<run>/
+lines is the order of events, down to the closing table: scores, and what a step cost. A run leaves in out/<run>/
 
     config.json     everything needed to repeat it, with versions and device
     metrics.jsonl   one object a line: step, tokens, loss, lr, tokens_per_s, at evaluations also eval; the last line has
-                    "final": true and seconds
+                    "final": true, seconds, and what a step cost
     ckpt.pt         model, optimiser and step, written at evaluations, on Ctrl-C and at the end: `--resume` goes on from it
 
 plot.py reads the first two.
@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from canon_gpt import MIXERS, MLPS, POSITIONS, CanonGPT, Config
+from canon_gpt import MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
 from kernels import has_cpp_compiler
 from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
 
@@ -227,6 +227,25 @@ def learning_rate(step, training):
     return training["lr"] * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
+def flops_per_token(model):
+    """The floating-point operations that training on one token needs: 6 for each weight of a matrix (a multiplication and an
+    addition forward, twice that backward), and for attention 6 for each channel of q.k and of the sum of values, with the T/2
+    tokens that one sees on average:
+
+        6 (weights of Linear layers) + (attention layers) * 2 * 6 D T/2
+
+    Left out is what is small beside that: Canon, norms, activations, and the linear mixers' recurrence.
+    """
+    config = model.config
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    attention = sum(isinstance(m, Attention) for m in model.modules())
+    return 6 * weights + 6 * attention * config.d_model * config.block_size
+
+
+# dense bfloat16 matrix products, FLOP/s, from NVIDIA's data sheets
+PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "RTX 4090": 165e12}
+
+
 # ------------------------------------------------------------------------------------------------------------
 # 4. The loop
 # ------------------------------------------------------------------------------------------------------------
@@ -343,9 +362,13 @@ def main(argv=None):
     forward = torch.compile(model) if compiled else model
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1)
     began = last_time = time.perf_counter()
-    last_step, finished = start, start
+    last_step, finished, waited, windows = start, start, 0.0, []
     with open(metrics, "a", buffering=1) as log, bar, stop_requests() as stop:
-        for step, (tokens, mask) in zip(steps, loader):
+        batches = iter(loader)
+        for step in steps:
+            asked = time.perf_counter()
+            tokens, mask = next(batches)
+            waited += time.perf_counter() - asked
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, training)
             tokens, mask = (a.to(device, non_blocking=True) for a in (tokens, mask))
@@ -368,8 +391,9 @@ def main(argv=None):
                 kept = f"{checkpoint} is the last good one" if checkpoint.exists() else "there is no checkpoint yet"
                 raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {kept}. "
                                  "A smaller --lr or a longer --warmup may help.")  # fmt: skip
-            now = time.perf_counter()
-            rate = (finished - last_step) * tokens[:, 1:].numel() / (now - last_time)
+            took = time.perf_counter() - last_time
+            windows.append((took / (finished - last_step), waited / took))
+            rate = tokens[:, 1:].numel() / windows[-1][0]
             line = {"step": finished, "tokens": finished * tokens[:, 1:].numel(), "loss": round(loss.item(), 5),
                     "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
             if evaluate:
@@ -385,13 +409,25 @@ def main(argv=None):
                 bar.close()
                 print(f"stopped after step {finished}; the same command with --resume goes on", file=sys.stderr)
                 raise SystemExit(128 + stop[0])  # as shells report a death by this signal
-            last_step, last_time = finished, time.perf_counter()
+            last_step, last_time, waited = finished, time.perf_counter(), 0.0
         seconds += time.perf_counter() - began
-        log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), "final": True}) + "\n")
+        costs = {}
+        if windows:  # nothing to tell of a finished run that is resumed
+            step_s, waiting = np.median(windows, axis=0)  # between evaluations; the first step compiles, and the median forgets it
+            rate = training["batch_size"] * task.block_size / step_s
+            costs = {"step_ms": round(1e3 * step_s, 3), "tokens_per_s": round(rate), "data_share": round(waiting, 4)}
+        if windows and device == "cuda":
+            costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+            if peak := next((peak for gpu, peak in PEAKS.items() if gpu in torch.cuda.get_device_name()), None):
+                costs["mfu"] = round(rate * flops_per_token(model) / peak, 4)  # model FLOPs utilisation
+        log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), **costs, "final": True}) + "\n")
 
-    print(f"\n{'score':12}{'':2}{out.name}, after {finished:,} steps, {seconds:.0f} s")
+    print(f"\n{'score':16}{out.name}, after {finished:,} steps, {seconds:.0f} s")
     for name, score in last_eval.items():
-        print(f"{name:12}{written(name, score):>8}")
+        print(f"{name:16}{written(name, score):>9}")
+    forms = {"step_ms": "{:.2f}", "tokens_per_s": "{:,}", "data_share": "{:.1%}", "peak_memory_gb": "{:.2f}", "mfu": "{:.1%}"}
+    for name, cost in costs.items():
+        print(f"{name:16}{forms[name].format(cost):>9}")
 
 
 if __name__ == "__main__":
