@@ -888,8 +888,8 @@ PRESETS = {
                       training=dict(ADAMW, steps=87_500, batch_size=128, lr=1e-3)),
     },
     "depo2": {
-        "nano": dict(N=6, K=2, V=3, word_len=(5, 7), block_size=192, model=dict(n_layer=3, n_head=2, d_model=64),
-                     training=dict(ADAMW, steps=2400, batch_size=32, lr=5e-3, warmup=100)),
+        "nano": dict(N=5, K=2, V=3, word_len=(5, 7), block_size=152, model=dict(n_layer=3, n_head=2, d_model=64),
+                     training=dict(ADAMW, steps=5000, batch_size=16, lr=5e-3, warmup=100)),
         "small": dict(N=25, K=8, V=3, word_len=(5, 7), block_size=512, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=75, K=16, V=3, word_len=(5, 7), block_size=2048, model=LARGE,
@@ -904,7 +904,7 @@ PRESETS = {
                       training=dict(ADAMW, steps=100_000, batch_size=256, lr=1e-3)),
     },
     "brevo2": {
-        "nano": dict(N=8, V=4, word_len=(2, 4), block_size=192, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(N=5, V=4, word_len=(2, 4), block_size=88, model=dict(n_layer=3, n_head=2, d_model=64),
                      training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3, warmup=300)),
         "small": dict(N=20, V=4, word_len=(2, 4), block_size=576, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
@@ -912,8 +912,8 @@ PRESETS = {
                       training=dict(ADAMW, steps=200_000, batch_size=192, lr=1e-3)),
     },
     "mano": {
-        "nano": dict(L=3, block_size=64, model=dict(n_layer=3, n_head=2, d_model=64),
-                     training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1)),
+        "nano": dict(L=2, block_size=128, model=dict(n_layer=3, n_head=2, d_model=64),
+                     training=dict(ADAMW, steps=5000, batch_size=32, lr=3e-3, warmup=300, weight_decay=0.1)),
         "small": dict(L=8, block_size=256, model=dict(n_layer=6, n_head=6, d_model=384),
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1)),
         "paper": dict(L=10, block_size=1024, model=LARGE,
