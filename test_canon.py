@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -1891,6 +1892,58 @@ def test_a_folder_with_another_run_is_refused(tmp_path, capsys):
     assert_refused(lambda: run_train("--out", out, "--steps", 6, "--resume"), capsys, "training.steps: 5 there, 6 now")
     assert_refused(lambda: run_train("--out", out, "--steps", 5, "--seed", 4, "--resume"), capsys, "seed")
     assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+TINY_SWEEP = [word for word in TINY if word not in ("--task", "copy")] + ["--steps", "4"]
+
+
+def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(train.SWEEPS, "copy", ["--task copy", "--task copy --canon abcd"])
+    sweep = ["--sweep", "copy", "--seeds", "2", *TINY_SWEEP]
+    train.main([*sweep, "--dry-run"])
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 4 and not any(tmp_path.iterdir())
+    # one run is finished and one was cut off, by the very commands that were printed
+    train.main(shlex.split(commands[0])[2:])
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "stop_requests", lambda: contextlib.nullcontext([15]))
+        with pytest.raises(SystemExit):
+            train.main(shlex.split(commands[3])[2:])
+    first, cut_off = (tmp_path / "out" / f"copy_nano_rope_{name}" for name in (
+        "bare_N=8_block-size=20_steps=4_batch-size=8_warmup=5_s0", "abcd_N=8_block-size=20_steps=4_batch-size=8_warmup=5_s1"))  # fmt: skip
+    before, saved = (first / "metrics.jsonl").stat().st_mtime_ns, lines(cut_off)
+    assert not any("final" in line for line in saved)
+    train.main([*sweep, "--jobs", "2"])
+    folders = sorted((tmp_path / "out").iterdir())
+    assert len(folders) == 4 and all(lines(folder)[-1]["final"] for folder in folders)
+    assert (first / "metrics.jsonl").stat().st_mtime_ns == before and lines(cut_off)[: len(saved)] == saved
+    train.main(sweep)  # nothing left to do
+
+    folders[1].rename(tmp_path / "elsewhere")
+    folders[1].mkdir()
+    (folders[1] / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        train.main(sweep)
+    assert stopped.value.code == 1 and "is not empty" in capsys.readouterr().err and [*folders[1].iterdir()] == [folders[1] / "notes.txt"]
+
+
+@pytest.mark.parametrize("name", train.SWEEPS)
+@pytest.mark.parametrize("preset", ("nano", "small"))
+def test_every_sweep_is_of_different_valid_runs(name, preset):
+    runs = train.sweep_runs(name, 2, ["--preset", preset, "--device", "cpu"])
+    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.SWEEPS[name])
+
+
+@pytest.mark.parametrize("bad, words", [(["--sweep", "no"], ["'no'", "copy"]), (["--sweep", "copy", "--seeds", "0"], ["seeds = 0"]),
+    (["--sweep", "copy", "--jobs", "0"], ["jobs = 0"]), (["--sweep=copy", "--seed=1"], ["--seed", "its own"]),
+    (["--sweep", "copy", "--out", "x"], ["--out", "its own"]), (["--sweep", "copy", "--lr", "-1"], ["lr = -1"]),
+    (["--sweep", "depth", "--N", "100"], ["block_size = 52"]), (["--canon", "abcd"], ["--task", "--sweep"])])  # fmt: skip
+def test_bad_sweeps_are_refused(bad, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(lambda: train.main([*bad, "--preset", "nano"]), capsys, *words)
+    assert not any(tmp_path.iterdir())
 
 
 def test_run_names_tell_runs_apart():

@@ -18,8 +18,11 @@ import json
 import math
 import os
 import platform
+import shlex
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -55,11 +58,12 @@ def parse_arguments(argv):
         description="Train a Transformer, with or without Canon layers, on a synthetic task and score it exactly.",
         epilog="examples:  python train.py --task copy --canon abcd      one layer learns to copy\n"
         "           python train.py --task depo --canon abcd      k hops in a row; compare without --canon\n"
-        "           python train.py --task depo --pos nope --canon abcd --seed 1",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "           python train.py --task depo --pos nope --canon abcd --seed 1\n"
+        "           python train.py --sweep nope                 a whole comparison, three seeds",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, parents=[sweep_parser()],
     )
     add = parser.add_argument_group("task").add_argument
-    add("--task", required=True, help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
+    add("--task", help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
     add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU, minutes (default with one); "
         "paper: the paper's numbers. Sets everything below that is not given")  # fmt: skip
     add("--N", type=int, help="size: numbers to copy, nodes of the largest cycle or graph, people")
@@ -106,7 +110,21 @@ def parse_arguments(argv):
     add("--eval-size", type=int, default=512, metavar="N", help="instances an evaluation draws (default %(default)s)")
     add("--out", type=Path, help="the run's folder (default: out/ and a name made of the choices above)")
     add("--resume", action="store_true", help="go on from the folder's ckpt.pt")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.task is None:
+        fail(f"--task is missing: one of {', '.join([*PRESETS, *ALIASES])}; or --sweep")
+    return args
+
+
+def sweep_parser():
+    """The flags of section 5. All others of a sweep's command line go to every run."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument_group("sweep: many runs; all other flags go to each of them").add_argument
+    add("--sweep", choices=SWEEPS, metavar="NAME", help=f"one of {', '.join(SWEEPS)}")
+    add("--seeds", type=int, default=3, help="seeds 0 .. SEEDS-1 of each model (default %(default)s)")
+    add("--jobs", type=int, help="trainings side by side (default: 1 on CUDA, else one for each CPU core)")
+    add("--dry-run", action="store_true", help="print the sweep's commands only")
+    return parser
 
 
 def choose_device(wanted):
@@ -269,8 +287,8 @@ def stop_requests():
             signal.signal(number, handler)
 
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
+def prepare(argv):
+    """The command line made into args, task, model configuration, training settings and device; ends the program if it is wrong."""
     args = parse_arguments(argv)
     device = choose_device(args.device)
     args.preset = args.preset or ("small" if device == "cuda" else "nano")
@@ -293,6 +311,12 @@ def main(argv=None):
         fail(f"steps = {args.steps}: follows from exposures = {args.exposures}; give one of them")
     if args.n_head is not None and "attention" not in config.mixer:
         fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
+    args.out = args.out or Path("out") / run_name(args, task, config)
+    return args, task, config, training, device
+
+
+def train(argv):
+    args, task, config, training, device = prepare(argv)
     compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
     compiled = compilable if args.compile is None else args.compile
     if compiled and device == "cpu" and not compilable:
@@ -306,8 +330,7 @@ def main(argv=None):
     recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed,
               "eval_size": args.eval_size}  # fmt: skip
     recipe = json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
-    out = args.out or Path("out") / run_name(args, task, config)
-    checkpoint = out / "ckpt.pt"
+    out, checkpoint = args.out, args.out / "ckpt.pt"
     if args.resume:
         if not checkpoint.exists():
             fail(f"--resume: {checkpoint} does not exist")
@@ -428,6 +451,112 @@ def main(argv=None):
     forms = {"step_ms": "{:.2f}", "tokens_per_s": "{:,}", "data_share": "{:.1%}", "peak_memory_gb": "{:.2f}", "mfu": "{:.1%}"}
     for name, cost in costs.items():
         print(f"{name:16}{forms[name].format(cost):>9}")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 5. Sweeps
+#
+# One comparison of the paper each: a list of command lines of this program, nothing more, with several seeds. They run as processes of
+# their own; what is finished is skipped and what was cut off is resumed. So after Ctrl-C the same command goes on, and sweeps
+# that share runs (plain RoPE with and without Canon on Depo) train them once.
+# ------------------------------------------------------------------------------------------------------------
+
+BARE_AND_CANON = ("", "--canon abcd")
+VARIANTS = ("--canon-no-residual", "--canon-silu", "--canon-frozen", "--canon-kernel 2", "--canon-kernel 3")
+SWEEPS = {
+    "copy": [f"--task copy {model}" for model in (*BARE_AND_CANON, "--n-layer 2", "--d-model 128")],
+    "depth": [f"--task depo {canon}" for canon in BARE_AND_CANON],
+    "nope": [f"--task depo {model}" for model in (*BARE_AND_CANON, "--pos rope4 --canon abcd", "--pos nope", "--pos nope --canon abcd",
+                                                  "--pos alibi", "--pos halibi")],
+    "ablation": [f"--task depo {model}" for model in (*BARE_AND_CANON, *(f"--canon {points}" for points in ("a", "b", "c", "d", "ac", "acd")),
+                                                      *(f"--canon abcd {variant}" for variant in VARIANTS))],
+    "mlp": [f"--task {task} --mlp {mlp} {canon}" for task in ("mano", "capo") for mlp in MLPS[:-1] for canon in BARE_AND_CANON],
+    "linear": [f"--task depo --mixer {mixer} {model}" for mixer in ("gla", "mamba2", "gdn") for model in
+               ("--no-short-conv", "--short-conv", "--no-short-conv --canon acd", "--short-conv --canon acd", "--canon abcd")],
+    "families": [f"--task {task} {model} --canon abcd" for task in ("depo", "capo") for model in
+                 ("--pos rope4", "--pos nope", "--mixer gla", "--mixer mamba2", "--mixer gdn")],
+    "hybrid": [f"--task depo --mixer {mixer} --canon abcd" for mixer in ("gdn", "gdn,attention", "attention --pos nope")],
+    "tasks": [f"--task {task} --pos {pos} {canon}" for task in PRESETS if task != "copy" for pos in ("rope", "nope")
+              for canon in BARE_AND_CANON],
+}  # fmt: skip
+
+
+def sweep_runs(name, seeds, rest):
+    """[(command line, what `prepare` makes of it)] of a sweep; ends the program if one of them is wrong."""
+    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in SWEEPS[name]]
+    return [(command, prepare(command)) for command in commands]
+
+
+def steps_done(out):
+    """How many steps the run in this folder has logged, and whether it is finished."""
+    log = whole_lines(out / "metrics.jsonl")
+    return (log[-1]["step"], "final" in log[-1]) if log else (0, False)
+
+
+def run_sweep(argv):
+    """Train what is missing of a sweep, some runs at a time. Ends the program with status 1 if one of them fails."""
+    sweep, rest = sweep_parser().parse_known_args(argv)
+    for flag in ("--task", "--seed", "--out", "--resume"):
+        if flag in (word.split("=")[0] for word in rest):
+            fail(f"{flag}: each run of a sweep has its own")
+    for field in ("seeds", "jobs"):
+        if getattr(sweep, field) is not None and getattr(sweep, field) < 1:
+            fail(f"{field} = {getattr(sweep, field)}: must be at least 1")
+    runs = sweep_runs(sweep.sweep, sweep.seeds, rest)
+    if sweep.dry_run:
+        print("\n".join(f"python train.py {shlex.join(command)}" for command, _ in runs))
+        return
+    on_cuda = runs[0][1][-1] == "cuda"
+    jobs = sweep.jobs or (1 if on_cuda else os.cpu_count())
+    threads = {} if on_cuda else {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs))}
+    waiting, going, failed, told, steps = [], [], 0, False, {}
+    for command, (args, *_) in runs:
+        steps[args.out], finished = steps_done(args.out)
+        if not finished:
+            waiting.append((command, args.out))
+    bar = tqdm(total=sum(prepared[3]["steps"] for _, prepared in runs), initial=sum(steps.values()), unit="step", dynamic_ncols=True, smoothing=0)
+    with bar, stop_requests() as stop:
+        try:
+            while going or (waiting and not stop):
+                while waiting and len(going) < jobs and not stop:
+                    command, out = waiting.pop(0)
+                    resume = ["--resume"] * (out / "ckpt.pt").exists()
+                    errors = tempfile.TemporaryFile("w+")
+                    process = subprocess.Popen([sys.executable, __file__, *command, *resume], stdout=subprocess.DEVNULL, stderr=errors,
+                                               env={**os.environ, **threads}, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
+                    going.append((process, out, errors))
+                time.sleep(1)
+                for process, out, errors in going:
+                    if stop and not told:
+                        process.send_signal(stop[0])  # it saves, and ends
+                    if process.poll() not in (None, 0) and not stop:
+                        failed += 1
+                        errors.seek(0)
+                        last = errors.read().rstrip().splitlines()[-1:]
+                        bar.write(f"train.py: {out.name} failed: {''.join(last)}", file=sys.stderr)
+                    steps[out] = max(steps[out], steps_done(out)[0])
+                told = bool(stop)
+                going = [run for run in going if run[0].poll() is None]
+                bar.n = sum(steps.values())
+                bar.set_postfix_str(f"{len(runs) - len(waiting) - len(going)} of {len(runs)} runs are over", refresh=False)
+                bar.refresh()
+        finally:
+            for process, *_ in going:
+                process.kill()
+    if stop:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(128 + stop[0])
+    if failed:
+        raise SystemExit(1)
+    print(f"python plot.py --sweep {sweep.sweep} draws it")
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if any(word.split("=")[0] == "--sweep" for word in argv):
+        run_sweep(argv)
+    else:
+        train(argv)
 
 
 if __name__ == "__main__":
