@@ -1899,7 +1899,7 @@ TINY_SWEEP = [word for word in TINY if word not in ("--task", "copy")] + ["--ste
 
 def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(train.SWEEPS, "copy", ["--task copy", "--task copy --canon abcd"])
+    monkeypatch.setattr(train, "sweep_lines", lambda name, preset: ["--task copy", "--task copy --canon abcd"])
     sweep = ["--sweep", "copy", "--seeds", "2", *TINY_SWEEP]
     train.main([*sweep, "--dry-run"])
     commands = capsys.readouterr().out.splitlines()
@@ -1933,7 +1933,7 @@ def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("preset", ("nano", "small"))
 def test_every_sweep_is_of_different_valid_runs(name, preset):
     runs = train.sweep_runs(name, 2, ["--preset", preset, "--device", "cpu"])
-    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.SWEEPS[name])
+    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.sweep_lines(name, preset))
 
 
 @pytest.mark.parametrize("bad, words", [(["--sweep", "no"], ["'no'", "copy"]), (["--sweep", "copy", "--seeds", "0"], ["seeds = 0"]),
@@ -1951,8 +1951,7 @@ def test_run_names_tell_runs_apart():
     names = set()
     for more in ([], ["--seed", "1"], ["--canon", "abcd"], ["--canon", "abcd", "--canon-silu"], ["--lr", "0.1"], ["--pos", "nope"],
                  ["--n-layer", "2"], ["--canon-kernel", "3"], ["--mlp", "silu"]):  # fmt: skip
-        args = train.parse_arguments(["--task", "copy", *more])
-        args.preset = "nano"
+        args = train.parse_arguments(["--task", "copy", "--preset", "nano", *more])
         config = Config(vocab_size=9, block_size=9, n_layer=1, pos=args.pos, canon=args.canon)
         names.add(train.run_name(args, task, config))
     assert train.run_name(args, task, Config(vocab_size=9, block_size=9, canon="DcBa")).startswith("copy_nano_rope_abcd_")

@@ -113,6 +113,8 @@ def parse_arguments(argv):
     args = parser.parse_args(argv)
     if args.task is None:
         fail(f"--task is missing: one of {', '.join([*PRESETS, *ALIASES])}; or --sweep")
+    args.device = choose_device(args.device)
+    args.preset = args.preset or ("small" if args.device == "cuda" else "nano")
     return args
 
 
@@ -288,10 +290,8 @@ def stop_requests():
 
 
 def prepare(argv):
-    """The command line made into args, task, model configuration, training settings and device; ends the program if it is wrong."""
+    """The command line made into args, task, model configuration and training settings; ends the program if it is wrong."""
     args = parse_arguments(argv)
-    device = choose_device(args.device)
-    args.preset = args.preset or ("small" if device == "cuda" else "nano")
     try:
         task = make_task(args.task, args.preset, **given(args, "N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size"))
         training = task.training
@@ -312,11 +312,12 @@ def prepare(argv):
     if args.n_head is not None and "attention" not in config.mixer:
         fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
     args.out = args.out or Path("out") / run_name(args, task, config)
-    return args, task, config, training, device
+    return args, task, config, training
 
 
 def train(argv):
-    args, task, config, training, device = prepare(argv)
+    args, task, config, training = prepare(argv)
+    device = args.device
     compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
     compiled = compilable if args.compile is None else args.compile
     if compiled and device == "cpu" and not compilable:
@@ -461,29 +462,40 @@ def train(argv):
 # that share runs (plain RoPE with and without Canon on Depo) train them once.
 # ------------------------------------------------------------------------------------------------------------
 
-BARE_AND_CANON = ("", "--canon abcd")
-VARIANTS = ("--canon-no-residual", "--canon-silu", "--canon-frozen", "--canon-kernel 2", "--canon-kernel 3")
-SWEEPS = {
-    "copy": [f"--task copy {model}" for model in (*BARE_AND_CANON, "--n-layer 2", "--d-model 128")],
-    "depth": [f"--task depo {canon}" for canon in BARE_AND_CANON],
-    "nope": [f"--task depo {model}" for model in (*BARE_AND_CANON, "--pos rope4 --canon abcd", "--pos nope", "--pos nope --canon abcd",
-                                                  "--pos alibi", "--pos halibi")],
-    "ablation": [f"--task depo {model}" for model in (*BARE_AND_CANON, *(f"--canon {points}" for points in ("a", "b", "c", "d", "ac", "acd")),
-                                                      *(f"--canon abcd {variant}" for variant in VARIANTS))],
-    "mlp": [f"--task {task} --mlp {mlp} {canon}" for task in ("mano", "capo") for mlp in MLPS[:-1] for canon in BARE_AND_CANON],
-    "linear": [f"--task depo --mixer {mixer} {model}" for mixer in ("gla", "mamba2", "gdn") for model in
-               ("--no-short-conv", "--short-conv", "--no-short-conv --canon acd", "--short-conv --canon acd", "--canon abcd")],
-    "families": [f"--task {task} {model} --canon abcd" for task in ("depo", "capo") for model in
-                 ("--pos rope4", "--pos nope", "--mixer gla", "--mixer mamba2", "--mixer gdn")],
-    "hybrid": [f"--task depo --mixer {mixer} --canon abcd" for mixer in ("gdn", "gdn,attention", "attention --pos nope")],
-    "tasks": [f"--task {task} --pos {pos} {canon}" for task in PRESETS if task != "copy" for pos in ("rope", "nope")
-              for canon in BARE_AND_CANON],
-}  # fmt: skip
+SWEEPS = ("copy", "depth", "nope", "ablation", "mlp", "linear", "families", "hybrid", "tasks")
+
+
+def sweep_lines(name, preset):
+    """The command lines of a sweep, without seeds."""
+    both = ("", "--canon abcd")
+    # On a CPU the linear mixers are slow: at nano they, and what is compared with them, train for less time. Rates as in results/README.md.
+    rates = {"gla": 3.5e-3, "mamba2": 3.5e-3, "gdn": 7e-3, "gdn,attention": 7e-3, "attention": 7e-3}
+    short = {mixer: f"--steps 3000 --lr {rate}" if preset == "nano" else "" for mixer, rate in rates.items()}
+    return {
+        "copy": [f"--task copy {model}" for model in (*both, "--n-layer 2", "--d-model 128")],
+        "depth": [f"--task depo {canon}" for canon in both],
+        "nope": [f"--task depo {model}" for model in (
+            *both, "--pos rope4 --canon abcd", "--pos nope", "--pos nope --canon abcd", "--pos alibi", "--pos halibi")],
+        "ablation": [f"--task depo {model}" for model in (
+            *both, *(f"--canon {points}" for points in ("a", "b", "c", "d", "ac", "acd")), *(f"--canon abcd {variant}" for variant in (
+                "--canon-no-residual", "--canon-silu", "--canon-frozen", "--canon-kernel 2", "--canon-kernel 3")))],
+        "mlp": [f"--task {task} --mlp {mlp} {canon}" for task in ("mano", "capo") for mlp in MLPS if mlp != "none" for canon in both],
+        "linear": [f"--task depo --mixer {mixer} {model} {short[mixer]}" for mixer in ("gla", "mamba2", "gdn") for model in (
+            "--no-short-conv", "--short-conv", "--no-short-conv --canon acd", "--short-conv --canon acd", "--canon abcd")],
+        "families": [f"--task depo {model} --canon abcd {short[mixer]}" for mixer, model in (
+            ("attention", "--pos rope4"), ("attention", "--pos nope"), *((mixer, f"--mixer {mixer}") for mixer in ("gla", "mamba2", "gdn")))]
+            + [f"--task capo {model} --canon abcd" for model in (
+            "--pos rope4", "--pos nope", "--mixer gla", "--mixer mamba2", "--mixer gdn")],
+        "hybrid": [f"--task depo {model} --canon abcd {short[mixer]}" for mixer, model in (
+            ("gdn", "--mixer gdn"), ("gdn,attention", "--mixer gdn,attention"), ("attention", "--pos nope"))],
+        "tasks": [f"--task {task} --pos {pos} {canon}" for task in PRESETS if task != "copy" for pos in ("rope", "nope") for canon in both],
+    }[name]  # fmt: skip
 
 
 def sweep_runs(name, seeds, rest):
     """[(command line, what `prepare` makes of it)] of a sweep; ends the program if one of them is wrong."""
-    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in SWEEPS[name]]
+    preset = parse_arguments(["--task", "copy", *rest]).preset
+    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in sweep_lines(name, preset)]
     return [(command, prepare(command)) for command in commands]
 
 
@@ -506,7 +518,7 @@ def run_sweep(argv):
     if sweep.dry_run:
         print("\n".join(f"python train.py {shlex.join(command)}" for command, _ in runs))
         return
-    on_cuda = runs[0][1][-1] == "cuda"
+    on_cuda = runs[0][1][0].device == "cuda"
     jobs = sweep.jobs or (1 if on_cuda else os.cpu_count())
     threads = {} if on_cuda else {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs))}
     waiting, going, failed, told, steps = [], [], 0, False, {}
