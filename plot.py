@@ -7,8 +7,10 @@ that are still going show as far as they are.
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg (default: into out/)
     python plot.py out/* --save runs.json    also packs the runs' configurations and scores into one small file,
     python plot.py runs.json                 from which the same figures can be drawn
+    python plot.py --sweep nope              draws what train.py --sweep nope has left in out/, as <sweep>_<task>_<preset>
+    python plot.py --claims                  the paper's claims, what was measured, and whether that is the same
 
-Reading order: 1 reading runs; 2 telling models apart; 3 the figure.
+Reading order: 1 reading runs; 2 telling models apart; 3 the figure; 4 the claims.
 """
 
 import argparse
@@ -235,13 +237,200 @@ def title(runs):
     return f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, seeds])}"
 
 
+# ------------------------------------------------------------------------------------------------------------
+# 4. The claims
+#
+# What the paper claims (R1 to R11 of its results, in our numbering), what it measured, and a rule, in one line of Python, by which the runs here
+# show the same or do not. The rules follow from the claims and the paper's numbers, not from our runs. Models are named by
+# the command lines of the sweeps. A rule sees each model's scores over the seeds as .mean, .low, .high.
+#
+#   depth      of a run: the largest k up to which every tested k is at least 50% right (paper Section 3)
+#   answers    the mean over all tested k
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Over:
+    """One score of one model, over seeds."""
+
+    def __init__(self, values):
+        self.values = values
+        self.mean, self.low, self.high = float(np.mean(values)), min(values), max(values)
+        self.spread = self.high - self.low
+
+
+def score(run, what):
+    last = run["evals"][-1]["eval"]
+    if what in last:
+        return last[what]
+    tested = sorted((int(name[2:]), value) for name, value in last.items() if name[1:2] == "=")  # k=1, k=2, .. or l=1, l=2, ..
+    if what == "answers":
+        return float(np.mean([value for _, value in tested]))
+    if what == "longest":
+        return tested[-1][1]
+    reached = [k for i, (k, _) in enumerate(tested) if all(value >= 0.5 for _, value in tested[: i + 1])]
+    return max(reached, default=0)
+
+
+CANON = "--canon abcd"
+ON_DEPO = {"none": "", "A": "--canon a", "B": "--canon b", "C": "--canon c", "D": "--canon d", "AC": "--canon ac", "ACD": "--canon acd", "ABCD": CANON,
+           "RoPE": CANON, "RoPE(1/4)": f"--pos rope4 {CANON}", "NoPE": f"--pos nope {CANON}", "NoPE alone": "--pos nope", "ALiBi": "--pos alibi",
+           "H-ALiBi": "--pos halibi", "no residual": f"{CANON} --canon-no-residual", "SiLU": f"{CANON} --canon-silu", "frozen": f"{CANON} --canon-frozen",
+           "GLA": f"--mixer gla {CANON}", "Mamba2": f"--mixer mamba2 {CANON}", "GDN": f"--mixer gdn {CANON}",
+           "GDN/RoPE": f"--mixer gdn,attention {CANON}"}  # fmt: skip
+CONV = {"none": "--no-short-conv", "own": "--short-conv", "ACD": "--no-short-conv --canon acd", "AbCD": "--short-conv --canon acd"}
+ON_DEPO |= {f"{label} {conv}": f"--mixer {mixer} {flags}" for mixer, label in MIXERS.items() for conv, flags in CONV.items()}
+
+
+def depo(*names):
+    return {name: f"--task depo {ON_DEPO[name]}" for name in names}
+
+
+def two(task):
+    return {"none": f"--task {task} --pos rope", "ABCD": f"--task {task} --pos rope {CANON}"}
+
+
+LARGE_PART = 0.5  # "strong", "a lot", "about half": at least half of the way
+NEAR = 0.05  # "matches", "hurts": five points of a hundred
+
+CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
+    ("R1", "one layer of 16 dims copies with Canon layers, and fails without", "so", "copy", "sequences",
+     {"none": "--task copy", "ABCD": f"--task copy {CANON}"}, lambda m: m["ABCD"].low > 0.9 and m["none"].high < 0.5),
+    ("R1", "without Canon layers, two layers copy", "so", "copy", "sequences",
+     {"2 layers": "--task copy --n-layer 2"}, lambda m: m["2 layers"].low > 0.9),
+    ("R1", "without Canon layers, one layer of 128 dims copies", "so", "copy", "sequences",
+     {"128 dims": "--task copy --d-model 128"}, lambda m: m["128 dims"].low > 0.9),
+    ("R2", "Canon at least doubles the depth of reasoning (Depo1)", "2-4 times", "depth", "depth",
+     depo("none", "ABCD"), lambda m: m["ABCD"].low >= 2 * max(1, m["none"].high)),
+    ("R2", "and adds to it with long words (Depo2)", "30% to 99% at k=16", "tasks", "answers",
+     two("depo2"), lambda m: m["ABCD"].low > m["none"].high),
+    ("R2", "to breadth (Brevo1)", "27.5% to 58.8%", "tasks", "all", two("brevo1"), lambda m: m["ABCD"].low > m["none"].high),
+    ("R2", "to breadth with longer words (Brevo2)", "81.4% to 87.8%", "tasks", "all", two("brevo2"), lambda m: m["ABCD"].low > m["none"].high),
+    ("R2", "to calculation (Mano)", "41.6% to 83.0%", "tasks", "longest", two("mano"), lambda m: m["ABCD"].low > m["none"].high),
+    ("R2", "to structure (Lano)", "79.1% to 86.7%", "tasks", "sentences", two("lano"), lambda m: m["ABCD"].low > m["none"].high),
+    ("R2", "to the capacity for knowledge (Capo)", "10-15%", "tasks", "bits/param", two("capo"), lambda m: m["ABCD"].low > m["none"].high),
+    ("R3", "NoPE alone learns next to nothing", "0% at k=8", "nope", "depth", depo("NoPE alone"), lambda m: m["NoPE alone"].high == 0),
+    ("R3", "NoPE + Canon matches RoPE + Canon", "100%, 94% at k=8", "nope", "answers",
+     depo("NoPE", "RoPE"), lambda m: m["NoPE"].mean >= m["RoPE"].mean - NEAR),
+    ("R3", "NoPE + Canon beats ALiBi and H-ALiBi", "so", "nope", "answers",
+     depo("NoPE", "ALiBi", "H-ALiBi"), lambda m: m["NoPE"].low > max(m["ALiBi"].high, m["H-ALiBi"].high)),
+    ("R3", "RoPE(1/4) + Canon is best", "100% at k=8", "nope", "answers",
+     depo("RoPE(1/4)", "RoPE", "NoPE"), lambda m: m["RoPE(1/4)"].mean >= max(m["RoPE"].mean, m["NoPE"].mean)),
+    ("R4", "A, B, C and D help, each alone", "so", "ablation", "answers",
+     depo("none", "A", "B", "C", "D"), lambda m: min(m[point].low for point in "ABCD") > m["none"].high),
+    ("R4", "they add up: ABCD is best", "so", "ablation", "answers",
+     depo("A", "B", "C", "D", "AC", "ACD", "ABCD"), lambda m: m["ABCD"].mean >= max(model.mean for model in m.values())),
+    ("R4", "AC, which leaves attention and MLP untouched, is strong", "so", "ablation", "answers",
+     depo("none", "AC", "ABCD"), lambda m: m["AC"].mean - m["none"].mean >= LARGE_PART * (m["ABCD"].mean - m["none"].mean)),
+    ("R4", "without its residual, Canon is less steady", "so", "ablation", "answers",
+     depo("no residual", "ABCD"), lambda m: m["no residual"].spread > m["ABCD"].spread),
+    ("R4", "a SiLU does not help", "so", "ablation", "answers", depo("SiLU", "ABCD"), lambda m: m["SiLU"].mean <= m["ABCD"].mean + NEAR),
+    ("R4", "frozen random Canon layers help a lot", "so", "ablation", "answers",
+     depo("none", "frozen", "ABCD"), lambda m: m["frozen"].mean - m["none"].mean >= LARGE_PART * (m["ABCD"].mean - m["none"].mean)),
+    ("R5", "a gated MLP calculates better than a standard one", "slightly", "mlp", "longest",
+     {"gated": "--task mano --mlp swiglu", "standard": "--task mano --mlp silu"}, lambda m: m["gated"].mean > m["standard"].mean),
+    ("R5", "but stores less", "so", "mlp", "bits/param",
+     {"gated": "--task capo --mlp swiglu", "standard": "--task capo --mlp silu"}, lambda m: m["gated"].mean < m["standard"].mean),
+    ("R5", "of which Canon wins back a large part", "about half", "mlp", "bits/param",
+     {"gated": "--task capo --mlp swiglu", "gated + ABCD": f"--task capo --mlp swiglu {CANON}", "standard": "--task capo --mlp silu"},
+     lambda m: m["gated + ABCD"].mean - m["gated"].mean >= LARGE_PART * (m["standard"].mean - m["gated"].mean)),
+    ("R6", "GLA, the weakest, comes up to Mamba2 with Canon", "19% to 50%; 43% at k=4", "linear", "answers", depo("GLA none", "GLA AbCD", "Mamba2 own"),
+     lambda m: m["GLA AbCD"].mean >= m["Mamba2 own"].mean - NEAR and m["GLA none"].high < m["Mamba2 own"].low),
+    ("R7", "Mamba2 without its convolution falls to GLA", "6%; 19% at k=4", "linear", "answers", depo("Mamba2 own", "Mamba2 none", "GLA none"),
+     lambda m: m["Mamba2 none"].mean <= m["GLA none"].mean + NEAR),
+    ("R8", "Gated DeltaNet needs its convolution less than Mamba2", "-10, -37 points at k=4", "linear", "answers",
+     depo("GDN own", "GDN none", "Mamba2 own", "Mamba2 none"),
+     lambda m: m["GDN own"].mean - m["GDN none"].mean < m["Mamba2 own"].mean - m["Mamba2 none"].mean),
+    ("R9", "Canon-ACD alone matches the built-in convolution", "so", "linear", "answers", depo("Mamba2 ACD", "Mamba2 own", "GDN ACD", "GDN own"),
+     lambda m: min(m[f"{mixer} ACD"].mean - m[f"{mixer} own"].mean for mixer in ("Mamba2", "GDN")) >= -NEAR),
+    ("R9", "adding Canon to it never hurts", "+44, +59 points at k=4", "linear", "answers", depo("Mamba2 AbCD", "Mamba2 own", "GDN AbCD", "GDN own"),
+     lambda m: min(m[f"{mixer} AbCD"].mean - m[f"{mixer} own"].mean for mixer in ("Mamba2", "GDN")) >= -NEAR),
+    ("R10", "with Canon everywhere, attention reasons deeper than linear models", "2-4 times", "families", "depth",
+     depo("RoPE(1/4)", "NoPE", "GLA", "Mamba2", "GDN"),
+     lambda m: min(m["RoPE(1/4)"].low, m["NoPE"].low) >= 2 * max(1, m["GLA"].high, m["Mamba2"].high, m["GDN"].high)),
+    ("R10", "and linear models store more", "1.4 times", "families", "bits/param",
+     {"RoPE(1/4)": f"--task capo --pos rope4 {CANON}", **{label: f"--task capo --mixer {mixer} {CANON}" for mixer, label in MIXERS.items()}},
+     lambda m: min(m["GLA"].mean, m["Mamba2"].mean, m["GDN"].mean) >= 1.2 * m["RoPE(1/4)"].mean),
+    ("R11", "a hybrid with attention reasons deeper than a linear model", "so", "hybrid", "depth",
+     depo("GDN", "GDN/RoPE"), lambda m: m["GDN/RoPE"].low > m["GDN"].high),
+)  # fmt: skip
+
+
+def recipe(task, model, training):
+    """What must be the same for a run to count as one of a model."""
+    return {"task": task, "model": {**model, "short_conv": bool(model["short_conv"])}, "training": training}
+
+
+def runs_of(line, sweep, preset, runs):
+    """The finished runs of the model that this command line, or this one and settings behind it, stands for in the sweep."""
+    import train  # PyTorch and all: only here
+
+    line = " ".join(line.split())
+    lines = [" ".join(full.split()) for full in train.sweep_lines(sweep, preset)]
+    (line,) = [full for full in lines if full == line or full.startswith(line + " --steps")]
+    _, task, config, training = train.prepare([*line.split(), "--preset", preset])
+    wanted = json.loads(json.dumps(recipe(task.settings, vars(config), training)))
+    return [run for run in runs if run["seconds"] is not None and recipe(run["task"], run["model"], run["training"]) == wanted]
+
+
+def in_words(value, what):
+    if what in ("depth", *NUMBERS):
+        return f"{value:.3g}"
+    return f"{100 * value:.0f}%"
+
+
+def check(claim, runs):
+    """[(what was measured, where, whether the rule holds)] of a claim, for each preset that has runs of all its models."""
+    *_, sweep, what, named, rule = claim
+    found = []
+    for preset in sorted({run["preset"] for run in runs}):
+        members = {name: runs_of(line, sweep, preset, runs) for name, line in named.items()}
+        if all(members.values()):
+            m = {name: Over([score(run, what) for run in group]) for name, group in members.items()}
+            cells = [f"{name} {in_words(o.mean, what)} ({in_words(o.low, what)}-{in_words(o.high, what)})" for name, o in m.items()]
+            counts = [len(group) for group in members.values()]
+            seeds = f"{min(counts)} seeds" if min(counts) == max(counts) else f"{min(counts)}-{max(counts)} seeds"
+            devices = sorted({run["device"].split(",")[0] for group in members.values() for run in group})
+            found.append((f"{what}: {'; '.join(cells)}", ", ".join([preset, seeds, *devices]), bool(rule(m))))
+    return found
+
+
+def claims_table(runs):
+    """The claims as Markdown."""
+    rows = ["| | claim | the paper | here: mean (lowest-highest seed) | | |", "|---|---|---|---|---|---|"]
+    for claim in CLAIMS:
+        number, words, paper, sweep = claim[:4]
+        for measured, where, holds in check(claim, runs) or [("", f"`--sweep {sweep}`", None)]:
+            verdict = {True: "**reproduced**", False: "**not reproduced**", None: "not run"}[holds]
+            rows.append(f"| {number} | {words} | {paper} | {measured} | {where} | {verdict} |")
+    return "\n".join(rows) + "\n"
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Draw scores against steps, and the last scores, from run folders.")
-    parser.add_argument("runs", nargs="+", help="run folders, or files that --save wrote")
+    parser = argparse.ArgumentParser(description="Draw scores against steps, and the last scores, from run folders.", allow_abbrev=False)
+    parser.add_argument("runs", nargs="*", help="run folders, or files that --save wrote")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the figures (default %(default)s)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="pack configurations and scores into one .json file")
+    parser.add_argument("--sweep", metavar="NAME", help="draw what `train.py --sweep NAME` left in out/")
+    parser.add_argument("--preset", help="with --sweep: its preset (default as in train.py)")
+    parser.add_argument("--claims", action="store_true", help="print the table of claims, and write it to claims.md in --out; without runs: "
+                        "of all in out/ and results/")  # fmt: skip
     args = parser.parse_args()
-    runs = read_all(args.runs)
+    if (args.sweep is not None) + args.claims + bool(args.runs) == 0 or args.sweep and (args.runs or args.claims):
+        fail("give run folders, or --sweep NAME, or --claims (see --help)")
+    if args.preset and not args.sweep:
+        fail(f"preset = {args.preset}: goes with --sweep")
+    paths = args.runs
+    if args.sweep:
+        import train
+
+        if args.sweep not in train.SWEEPS:
+            fail(f"sweep = {args.sweep!r}: allowed: {', '.join(train.SWEEPS)}")
+        runs = train.sweep_runs(args.sweep, 1, ["--preset", args.preset] if args.preset else [])
+        stems = [prepared[0].out.name.removesuffix("0") for _, prepared in runs]
+        paths = [path for path in sorted(Path("out").glob("*/")) if path.name.rstrip("0123456789") in stems]
+    elif args.claims and not paths:
+        paths = [*sorted(Path("out").glob("*/")), *sorted(Path(__file__).parent.glob("results/*/runs.json"))]
+    runs = read_all(paths)
     if not runs:
         fail("no scores yet in any of these")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -249,6 +438,11 @@ def main():
         args.save.parent.mkdir(parents=True, exist_ok=True)
         rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
         args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
+    if args.claims:
+        table = claims_table(runs)
+        (args.out / "claims.md").write_text(table)
+        print(table)
+        return
     kinds = {}
     for run in runs:
         kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
@@ -257,6 +451,7 @@ def main():
         if members[0]["task"]["name"] == "capo":
             figures[f"{kind}_capacity"] = draw_capacity(members)
         for name, figure in figures.items():
+            name = f"{args.sweep}_{name}" if args.sweep else name
             for ending in ("png", "svg"):
                 figure.savefig(args.out / f"{name}.{ending}", dpi=160)
             plt.close(figure)

@@ -1959,7 +1959,7 @@ def test_run_names_tell_runs_apart():
 
 
 def fake_run(folder, seed, scores, final=True, K=2, **model):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     model = vars(Config(vocab_size=9, block_size=9)) | model
     config = {"run": folder.name, "task": {"name": "depo1", "N": 6, "K": K}, "model": model, "training": {"lr": 1}, "seed": seed, "preset": "nano"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -2047,6 +2047,77 @@ def test_plot_refuses_what_it_cannot_read(text, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         plot.main()
     assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "figures").exists()
+
+
+def test_a_sweep_is_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("depo1_nano_rope_bare_s0", "depo1_nano_rope_bare_s12", "depo1_nano_rope_abcd_s0", "depo1_nano_nope_bare_s0", "copy_nano_rope_bare_s0"):
+        fake_run(tmp_path / "out" / name, 0, [0.2, 0.4])
+    drawn = []
+    monkeypatch.setattr(plot, "draw", lambda runs: drawn.extend(run["run"] for run in runs) or plot.plt.figure())
+    monkeypatch.setattr(sys, "argv", ["plot.py", "--sweep", "depth", "--preset", "nano"])
+    plot.main()
+    assert drawn == ["depo1_nano_rope_abcd_s0", "depo1_nano_rope_bare_s0", "depo1_nano_rope_bare_s12"]
+    assert (tmp_path / "out" / "depth_depo1_nano.png").exists() and capsys.readouterr().out.endswith(".png\n")
+
+
+@pytest.mark.parametrize("bad, words", [([], "--sweep"), (["--sweep", "no"], "'no': allowed: copy"), (["--preset", "nano", "--claims"], "preset = nano"),
+    (["--sweep", "copy", "out"], "--sweep"), (["--sweep", "copy", "--preset", "huge"], "'huge'"), (["nowhere"], "nowhere does not exist")])  # fmt: skip
+def test_bad_figures_are_refused(bad, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plot.py", *bad])
+    with pytest.raises(SystemExit) as stopped:
+        plot.main()
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1 and words in error and not any(tmp_path.iterdir())
+
+
+def test_scores_of_claims():
+    run = lambda **scores: {"evals": [{"eval": {}}, {"eval": scores}]}  # noqa: E731
+    depths = [plot.score(run(**{"k=1": a, "k=2": b, "k=8": c, "k=4": d}), "depth") for a, b, c, d in (
+        (1, 1, 1, 1), (1, 0.5, 1, 0.4), (0.4, 1, 1, 1), (1, 1, 0.2, 0.5))]  # fmt: skip
+    assert depths == [8, 2, 0, 4]
+    assert plot.score(run(**{"l=2": 0.2, "l=10": 0.6, "l=1": 0.7}), "longest") == 0.6
+    assert plot.score(run(**{"k=1": 0.5, "k=2": 0.25}), "answers") == 0.375 and plot.score(run(KL=0.1), "KL") == 0.1
+
+
+@pytest.mark.parametrize("preset", ("nano", "small"))
+@pytest.mark.parametrize("number", range(len(plot.CLAIMS)), ids=lambda i: f"{plot.CLAIMS[i][0]}-{i}")
+def test_claims_find_their_runs_and_can_fail(number, preset):
+    """With runs made up: as good as chance, or in any order of quality, a claim must come out both ways."""
+    *_, sweep, _, named, _ = plot.CLAIMS[number]
+
+    def made_up(line, quality, seed):
+        lines = [full for full in train.sweep_lines(sweep, preset) if full.split()[: len(line.split())] == line.split()]
+        full = min(lines, key=len)
+        _, task, config, training = train.prepare([*full.split(), "--preset", preset])
+        value = quality + 0.001 * seed * (1 + 10 * (quality == 0.2))  # the worst is the least steady
+        scores = {name: value for name in ("sequences", "k=1", "k=2", "k=4", "all", "l=1", "l=2", "sentences", "bits/param")}
+        return json.loads(json.dumps({"task": task.settings, "model": vars(config), "training": training, "preset": preset, "seed": seed,
+                                      "device": "cpu, 1 threads", "seconds": 1.0, "evals": [{"step": 1, "eval": scores}]}))  # fmt: skip
+
+    ends = set()
+    qualities = [0.2, 0.45, 0.6, 0.99] if len(named) < 5 else [0.2, 0.6]
+    for chosen in itertools.product(qualities, repeat=len(named)):
+        runs = [made_up(" ".join(line.split()), quality, seed) for line, quality in zip(named.values(), chosen) for seed in range(2)]
+        [(measured, where, holds)] = plot.check(plot.CLAIMS[number], runs)
+        assert where == f"{preset}, 2 seeds, cpu" and all(name in measured for name in named)
+        ends.add(holds)
+        if len(ends) == 2:
+            break
+    assert ends == {True, False}
+    assert plot.check(plot.CLAIMS[number], runs[2:]) == [], "a model without runs"
+
+
+def test_table_of_claims(tmp_path, monkeypatch, capsys):
+    """Of the shipped results: a row a claim at least, as it is printed and written."""
+    monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, HERE.glob("results/nano/runs.json")), "--claims", "--out", str(tmp_path)])
+    plot.main()
+    rows = (tmp_path / "claims.md").read_text().splitlines()
+    assert capsys.readouterr().out.rstrip().splitlines() == rows and len(rows) == 2 + len(plot.CLAIMS)
+    assert all(row.count("|") == 7 for row in rows)
+    assert rows[2].endswith("| **reproduced** |") and "ABCD 100% (100%-100%)" in rows[2] and "nano, 3 seeds, cpu" in rows[2]
+    assert sum(row.endswith("| not run |") and "`--sweep linear`" in row for row in rows) == 5
 
 
 def test_canon_learns_to_copy_and_attention_alone_does_not(tmp_path):
