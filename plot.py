@@ -111,12 +111,17 @@ def models(runs):
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
         groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
-    return dict(sorted(groups.items(), key=lambda item: (family(item[0]), "(no conv)" not in item[0], len(item[0]), item[0])))
+    return dict(sorted(groups.items(), key=lambda item: order(item[0])))
 
 
 def family(label):
     """RoPE, GLA, GDN/NoPE .."""
     return label.replace(",", "").split()[0]
+
+
+def order(label):
+    """Key to sort labels by: families together, what is simplest first."""
+    return family(label), "(no conv)" not in label, len(label), label
 
 
 def curve(runs, score):
@@ -216,14 +221,17 @@ def draw_capacity(runs):
         if last["bits"] > 0:
             groups.setdefault(model_label(run["model"]), []).append((last["bits"] / last["bits/param"], last["bits"]))
     figure, axis = plt.subplots(figsize=(5.5, 4.5), layout="constrained")
-    for (label, points), (colour, _) in zip(groups.items(), looks(list(groups))):
-        axis.plot(*zip(*points), "o", color=colour, label=label)
+    labels = sorted(groups, key=order)
+    for label, (colour, _) in zip(labels, looks(labels)):
+        axis.plot(*zip(*groups[label]), "o", color=colour, label=label)
     axis.set(xscale="log", yscale="log", xlabel="parameters", ylabel="bits", title=title(runs))
-    ends = np.array(axis.get_xlim())
+    sizes = [parameters for points in groups.values() for parameters, _ in points] or [1e5]
+    ends = np.array([min(sizes) / 4, max(sizes) * 4])
     for rate in (2, 1, 0.5):
         axis.plot(ends, rate * ends, color="grey", lw=0.8, zorder=0)
         axis.annotate(f"{rate:g} bit/param", (ends[1], rate * ends[1]), (4, 0), textcoords="offset points", va="center", fontsize=8, color="grey")
     axis.set_xlim(ends)
+    axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     axis.legend(fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
