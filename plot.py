@@ -31,6 +31,8 @@ import numpy as np
 # median; and "seconds", which it took, or None while it is going.
 # ------------------------------------------------------------------------------------------------------------
 
+NEEDED = {"run", "task", "model", "training", "seed", "preset", "device", "evals", "seconds"}
+
 
 def read_run(folder):
     """The run in this folder, or None if it has no scores yet."""
@@ -43,6 +45,8 @@ def read_run(folder):
     run["evals"] = [{"step": line["step"], "eval": line["eval"]} for line in lines if "eval" in line and "final" not in line]
     run["tokens_per_s"] = int(np.median([line["tokens_per_s"] for line in lines if "tokens_per_s" in line] or 0))
     run["seconds"] = next((line["seconds"] for line in lines if "final" in line), None)
+    if not NEEDED <= run.keys():
+        raise KeyError
     return run if run["evals"] else None
 
 
@@ -58,11 +62,16 @@ def read_all(paths):
     for path in map(Path, paths):
         found = []
         if path.is_dir():
-            found = [read_run(path)]
+            try:
+                found = [read_run(path)]
+            except (ValueError, KeyError, TypeError):
+                fail(f"{path} is not a folder that train.py wrote")
         elif path.suffix == ".json" and path.exists():
             try:
                 found = json.loads(path.read_text())["runs"]
-            except (ValueError, KeyError, TypeError):
+                if not all(NEEDED <= run.keys() for run in found):
+                    raise KeyError
+            except (ValueError, KeyError, TypeError, AttributeError):
                 fail(f"{path} is not a file that --save wrote")
         elif not path.exists():
             fail(f"{path} does not exist")
@@ -100,13 +109,13 @@ def flatten(tree, path=""):
     return flat
 
 
-def models(runs):
+def models(runs, but=()):
     """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
-    seed."""
+    seed and these fields."""
     recipes = [flatten({key: run[key] for key in ("task", "model", "training")}) for run in runs]
     named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
     keys = set().union(*recipes) - named
-    differing = sorted(key for key in keys if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
+    differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
     groups = {}
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
@@ -215,18 +224,17 @@ def draw(runs):
 
 def draw_capacity(runs):
     """Capo's second figure: the bits that models hold against their parameters, beside lines of 2, 1 and 0.5 bits a parameter."""
-    groups = {}
-    for run in runs:
-        last = run["evals"][-1]["eval"]
-        if last["bits"] > 0:
-            groups.setdefault(model_label(run["model"]), []).append((last["bits"] / last["bits/param"], last["bits"]))
     figure, axis = plt.subplots(figsize=(5.5, 4.5), layout="constrained")
-    labels = sorted(groups, key=order)
-    for label, (colour, _) in zip(labels, looks(labels)):
-        axis.plot(*zip(*groups[label]), "o", color=colour, label=label)
+    groups = models(runs, but=("model.n_layer", "model.n_head", "model.d_model"))
+    sizes = []
+    for (label, members), (colour, _) in zip(groups.items(), looks(list(groups))):
+        last = [run["evals"][-1]["eval"] for run in members]
+        points = [(scores["bits"] / scores["bits/param"], scores["bits"]) for scores in last if scores["bits"] > 0]
+        if points:
+            axis.plot(*zip(*points), "o", color=colour, label=label)
+            sizes += [parameters for parameters, _ in points]
     axis.set(xscale="log", yscale="log", xlabel="parameters", ylabel="bits", title=title(runs))
-    sizes = [parameters for points in groups.values() for parameters, _ in points] or [1e5]
-    ends = np.array([min(sizes) / 4, max(sizes) * 4])
+    ends = np.array([min(sizes, default=1e5) / 4, max(sizes, default=1e5) * 4])
     for rate in (2, 1, 0.5):
         axis.plot(ends, rate * ends, color="grey", lw=0.8, zorder=0)
         axis.annotate(f"{rate:g} bit/param", (ends[1], rate * ends[1]), (4, 0), textcoords="offset points", va="center", fontsize=8, color="grey")
@@ -248,12 +256,15 @@ def title(runs):
 # ------------------------------------------------------------------------------------------------------------
 # 4. The claims
 #
-# What the paper claims (R1 to R11 of its results, in our numbering), what it measured, and a rule, in one line of Python, by which the runs here
-# show the same or do not. The rules follow from the claims and the paper's numbers, not from our runs. Models are named by
-# the command lines of the sweeps. A rule sees each model's scores over the seeds as .mean, .low, .high.
+# What the paper claims, what it measured, and a rule, a line of Python, by which the runs here show the same or do not. The rules
+# follow from the claims and the paper's numbers, not from our runs. Models have their names from train.py's sweeps. A rule
+# sees each model's scores over the seeds, as m[model].mean, .low, .high and .spread.
 #
-#   depth      of a run: the largest k up to which every tested k is at least 50% right (paper Section 3)
+#   depth      of a run: the largest k up to which every tested k is at least 50% right
 #   answers    the mean over all tested k
+#   guessing   the same, so that guessing among the other nodes of the largest cycle counts as 0, and all right as 1
+#   longest    the score for the longest expressions
+#   main       of a task: its answers, sentences, bits a parameter, or the longest expressions
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -261,160 +272,151 @@ class Over:
     """One score of one model, over seeds."""
 
     def __init__(self, values):
-        self.values = values
         self.mean, self.low, self.high = float(np.mean(values)), min(values), max(values)
         self.spread = self.high - self.low
 
 
-def score(run, what):
+def measured(run, what):
+    """The last value of this score, or of one made of several (above)."""
     last = run["evals"][-1]["eval"]
-    if what in last:
-        return last[what]
-    tested = sorted((int(name[2:]), value) for name, value in last.items() if name[1:2] == "=")  # k=1, k=2, .. or l=1, l=2, ..
-    if what == "answers":
-        return float(np.mean([value for _, value in tested]))
+    tested = sorted((int(name[2:]), value) for name, value in last.items() if name[:2] in ("k=", "l="))
+    if what == "main":
+        what = next((name for name in ("all", "sentences", "bits/param") if name in last), "answers" if "k=1" in last else "longest")
     if what == "longest":
         return tested[-1][1]
-    reached = [k for i, (k, _) in enumerate(tested) if all(value >= 0.5 for _, value in tested[: i + 1])]
-    return max(reached, default=0)
+    if what == "depth":
+        return max([k for i, (k, _) in enumerate(tested) if all(value >= 0.5 for _, value in tested[: i + 1])], default=0)
+    if what in ("answers", "guessing"):
+        mean, guess = float(np.mean([value for _, value in tested])), 1 / (run["task"]["N"] - 1)
+        return mean if what == "answers" else (mean - guess) / (1 - guess)
+    return last[what]
 
 
-CANON = "--canon abcd"
-ON_DEPO = {"none": "", "A": "--canon a", "B": "--canon b", "C": "--canon c", "D": "--canon d", "AC": "--canon ac", "ACD": "--canon acd", "ABCD": CANON,
-           "RoPE": CANON, "RoPE(1/4)": f"--pos rope4 {CANON}", "NoPE": f"--pos nope {CANON}", "NoPE alone": "--pos nope", "ALiBi": "--pos alibi",
-           "H-ALiBi": "--pos halibi", "no residual": f"{CANON} --canon-no-residual", "SiLU": f"{CANON} --canon-silu", "frozen": f"{CANON} --canon-frozen",
-           "GLA": f"--mixer gla {CANON}", "Mamba2": f"--mixer mamba2 {CANON}", "GDN": f"--mixer gdn {CANON}",
-           "GDN/RoPE": f"--mixer gdn,attention {CANON}"}  # fmt: skip
-CONV = {"none": "--no-short-conv", "own": "--short-conv", "ACD": "--no-short-conv --canon acd", "AbCD": "--short-conv --canon acd"}
-ON_DEPO |= {f"{label} {conv}": f"--mixer {mixer} {flags}" for mixer, label in MIXERS.items() for conv, flags in CONV.items()}
+NEAR = 0.05  # "matches", "never hurts": five points of a hundred
+SEEDS = 3  # fewer give no verdict
+LINEAR_OWN = ("Mamba2", "GDN")  # those with a convolution of their own
+ALL_TASKS = ("depo1", "depo2", "brevo1", "brevo2", "mano", "lano", "capo")
 
 
-def depo(*names):
-    return {name: f"--task depo {ON_DEPO[name]}" for name in names}
+def higher_with_canon(task):
+    return (f"{task} RoPE", f"{task} RoPE + ABCD"), lambda m: m[f"{task} RoPE + ABCD"].low > m[f"{task} RoPE"].high
 
-
-def two(task):
-    return {"none": f"--task {task} --pos rope", "ABCD": f"--task {task} --pos rope {CANON}"}
-
-
-LARGE_PART = 0.5  # "strong", "a lot", "about half": at least half of the way
-NEAR = 0.05  # "matches", "hurts": five points of a hundred
 
 CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
-    ("R1", "one layer of 16 dims copies with Canon layers, and fails without", "so", "copy", "sequences",
-     {"none": "--task copy", "ABCD": f"--task copy {CANON}"}, lambda m: m["ABCD"].low > 0.9 and m["none"].high < 0.5),
-    ("R1", "without Canon layers, two layers copy", "so", "copy", "sequences",
-     {"2 layers": "--task copy --n-layer 2"}, lambda m: m["2 layers"].low > 0.9),
-    ("R1", "without Canon layers, one layer of 128 dims copies", "so", "copy", "sequences",
-     {"128 dims": "--task copy --d-model 128"}, lambda m: m["128 dims"].low > 0.9),
+    ("R1", "One layer of 16 dims copies with Canon layers, and fails without", "yes", "copy", "sequences",
+     ("RoPE", "RoPE + ABCD"), lambda m: m["RoPE + ABCD"].low > 0.9 and m["RoPE"].high < 0.5),
+    ("R1", "Without Canon layers, two layers copy", "yes", "copy", "sequences", ("RoPE, 2 layers",), lambda m: m["RoPE, 2 layers"].low > 0.9),
+    ("R1", "Without Canon layers, one layer of 128 dims copies", "yes", "copy", "sequences",
+     ("RoPE, 128 dims",), lambda m: m["RoPE, 128 dims"].low > 0.9),
     ("R2", "Canon at least doubles the depth of reasoning (Depo1)", "2-4 times", "depth", "depth",
-     depo("none", "ABCD"), lambda m: m["ABCD"].low >= 2 * max(1, m["none"].high)),
-    ("R2", "and adds to it with long words (Depo2)", "30% to 99% at k=16", "tasks", "answers",
-     two("depo2"), lambda m: m["ABCD"].low > m["none"].high),
-    ("R2", "to breadth (Brevo1)", "27.5% to 58.8%", "tasks", "all", two("brevo1"), lambda m: m["ABCD"].low > m["none"].high),
-    ("R2", "to breadth with longer words (Brevo2)", "81.4% to 87.8%", "tasks", "all", two("brevo2"), lambda m: m["ABCD"].low > m["none"].high),
-    ("R2", "to calculation (Mano)", "41.6% to 83.0%", "tasks", "longest", two("mano"), lambda m: m["ABCD"].low > m["none"].high),
-    ("R2", "to structure (Lano)", "79.1% to 86.7%", "tasks", "sentences", two("lano"), lambda m: m["ABCD"].low > m["none"].high),
-    ("R2", "to the capacity for knowledge (Capo)", "10-15%", "tasks", "bits/param", two("capo"), lambda m: m["ABCD"].low > m["none"].high),
-    ("R3", "NoPE alone learns next to nothing", "0% at k=8", "nope", "depth", depo("NoPE alone"), lambda m: m["NoPE alone"].high == 0),
-    ("R3", "NoPE + Canon matches RoPE + Canon", "100%, 94% at k=8", "nope", "answers",
-     depo("NoPE", "RoPE"), lambda m: m["NoPE"].mean >= m["RoPE"].mean - NEAR),
-    ("R3", "NoPE + Canon beats ALiBi and H-ALiBi", "so", "nope", "answers",
-     depo("NoPE", "ALiBi", "H-ALiBi"), lambda m: m["NoPE"].low > max(m["ALiBi"].high, m["H-ALiBi"].high)),
-    ("R3", "RoPE(1/4) + Canon is best", "100% at k=8", "nope", "answers",
-     depo("RoPE(1/4)", "RoPE", "NoPE"), lambda m: m["RoPE(1/4)"].mean >= max(m["RoPE"].mean, m["NoPE"].mean)),
-    ("R4", "A, B, C and D help, each alone", "so", "ablation", "answers",
-     depo("none", "A", "B", "C", "D"), lambda m: min(m[point].low for point in "ABCD") > m["none"].high),
-    ("R4", "they add up: ABCD is best", "so", "ablation", "answers",
-     depo("A", "B", "C", "D", "AC", "ACD", "ABCD"), lambda m: m["ABCD"].mean >= max(model.mean for model in m.values())),
-    ("R4", "AC, which leaves attention and MLP untouched, is strong", "so", "ablation", "answers",
-     depo("none", "AC", "ABCD"), lambda m: m["AC"].mean - m["none"].mean >= LARGE_PART * (m["ABCD"].mean - m["none"].mean)),
-    ("R4", "without its residual, Canon is less steady", "so", "ablation", "answers",
-     depo("no residual", "ABCD"), lambda m: m["no residual"].spread > m["ABCD"].spread),
-    ("R4", "a SiLU does not help", "so", "ablation", "answers", depo("SiLU", "ABCD"), lambda m: m["SiLU"].mean <= m["ABCD"].mean + NEAR),
-    ("R4", "frozen random Canon layers help a lot", "so", "ablation", "answers",
-     depo("none", "frozen", "ABCD"), lambda m: m["frozen"].mean - m["none"].mean >= LARGE_PART * (m["ABCD"].mean - m["none"].mean)),
-    ("R5", "a gated MLP calculates better than a standard one", "slightly", "mlp", "longest",
-     {"gated": "--task mano --mlp swiglu", "standard": "--task mano --mlp silu"}, lambda m: m["gated"].mean > m["standard"].mean),
-    ("R5", "but stores less", "so", "mlp", "bits/param",
-     {"gated": "--task capo --mlp swiglu", "standard": "--task capo --mlp silu"}, lambda m: m["gated"].mean < m["standard"].mean),
-    ("R5", "of which Canon wins back a large part", "about half", "mlp", "bits/param",
-     {"gated": "--task capo --mlp swiglu", "gated + ABCD": f"--task capo --mlp swiglu {CANON}", "standard": "--task capo --mlp silu"},
-     lambda m: m["gated + ABCD"].mean - m["gated"].mean >= LARGE_PART * (m["standard"].mean - m["gated"].mean)),
-    ("R6", "GLA, the weakest, comes up to Mamba2 with Canon", "19% to 50%; 43% at k=4", "linear", "answers", depo("GLA none", "GLA AbCD", "Mamba2 own"),
+     ("RoPE", "RoPE + ABCD"), lambda m: m["RoPE + ABCD"].low >= 2 * max(1, m["RoPE"].high)),
+    ("R2", "Canon helps to reason about long words (Depo2)", "30% to 99% (k=16)", "tasks", "answers", *higher_with_canon("depo2")),
+    ("R2", "Canon helps breadth (Brevo1)", "27.5% to 58.8%", "tasks", "all", *higher_with_canon("brevo1")),
+    ("R2", "Canon helps breadth with longer words (Brevo2)", "81.4% to 87.8%", "tasks", "all", *higher_with_canon("brevo2")),
+    ("R2", "Canon helps to calculate (Mano)", "41.6% to 83.0%", "tasks", "longest", *higher_with_canon("mano")),
+    ("R2", "Canon helps with structure (Lano)", "79.1% to 86.7%", "tasks", "sentences", *higher_with_canon("lano")),
+    ("R2", "Canon adds to the capacity for knowledge (Capo)", "10-15%", "tasks", "bits/param", *higher_with_canon("capo")),
+    ("R3", "NoPE without Canon learns next to nothing (Depo1)", "0% (k=8)", "nope", "guessing", ("NoPE",), lambda m: m["NoPE"].high < NEAR),
+    ("R3", "NoPE + Canon matches RoPE + Canon (Depo1)", "100%; 94% (k=8)", "nope", "answers",
+     ("NoPE + ABCD", "RoPE + ABCD"), lambda m: m["NoPE + ABCD"].mean >= m["RoPE + ABCD"].mean - NEAR),
+    ("R3", "NoPE + Canon beats ALiBi and H-ALiBi (Depo1)", "yes", "nope", "answers",
+     ("NoPE + ABCD", "ALiBi", "H-ALiBi"), lambda m: m["NoPE + ABCD"].low > max(m["ALiBi"].high, m["H-ALiBi"].high)),
+    ("R3", "No positions are better with Canon than RoPE(1/4) (Depo1)", "100% (k=8)", "nope", "answers",
+     ("RoPE(1/4) + ABCD", "RoPE + ABCD", "NoPE + ABCD"),
+     lambda m: m["RoPE(1/4) + ABCD"].mean >= max(m["RoPE + ABCD"].mean, m["NoPE + ABCD"].mean) - NEAR),
+    ("R3", "Canon lifts NoPE on every task", "yes", "tasks", "main", tuple(f"{task} NoPE{more}" for task in ALL_TASKS for more in ("", " + ABCD")),
+     lambda m: all(m[f"{task} NoPE + ABCD"].low > m[f"{task} NoPE"].high for task in ALL_TASKS)),
+    ("R4", "A, B, C and D help, each alone", "yes", "ablation", "answers",
+     ("none", "A", "B", "C", "D"), lambda m: min(m[point].low for point in "ABCD") > m["none"].high),
+    ("R4", "They add up: no part of ABCD is better than all", "yes", "ablation", "answers",
+     ("A", "B", "C", "D", "AC", "ACD", "ABCD"), lambda m: m["ABCD"].mean >= max(part.mean for part in m.values()) - NEAR),
+    ("R4", "AC, which leaves attention and MLP untouched, does half of ABCD's work or more", "strong", "ablation", "answers",
+     ("none", "AC", "ABCD"), lambda m: m["ABCD"].low > m["none"].high and m["AC"].mean >= (m["none"].mean + m["ABCD"].mean) / 2),
+    ("R4", "Without its residual, Canon is less steady over seeds", "yes", "ablation", "answers",
+     ("ABCD", "ABCD, no residual"), lambda m: m["ABCD, no residual"].spread > m["ABCD"].spread + NEAR),
+    ("R4", "A SiLU does not help", "yes", "ablation", "answers", ("ABCD", "ABCD, SiLU"), lambda m: m["ABCD, SiLU"].mean <= m["ABCD"].mean + NEAR),
+    ("R4", "Frozen random Canon layers do half of the work or more", "a lot", "ablation", "answers", ("none", "ABCD, frozen", "ABCD"),
+     lambda m: m["ABCD"].low > m["none"].high and m["ABCD, frozen"].mean >= (m["none"].mean + m["ABCD"].mean) / 2),
+    ("R5", "A gated MLP calculates better than a standard one (Mano)", "slightly", "mlp", "longest",
+     ("mano swiglu", "mano silu"), lambda m: m["mano swiglu"].low > m["mano silu"].high),
+    ("R5", "A gated MLP stores less than a standard one (Capo)", "yes", "mlp", "bits/param",
+     ("capo swiglu", "capo silu"), lambda m: m["capo swiglu"].high < m["capo silu"].low),
+    ("R5", "Canon wins back a quarter of that or more", "about half", "mlp", "bits/param", ("capo swiglu", "capo swiglu + ABCD", "capo silu"),
+     lambda m: 0 < m["capo silu"].mean - m["capo swiglu"].mean <= 4 * (m["capo swiglu + ABCD"].mean - m["capo swiglu"].mean)),
+    ("R5", "ReLU^2 helps the standard MLP (Mano)", "slightly", "mlp", "longest",
+     ("mano relu2", "mano silu"), lambda m: m["mano relu2"].low > m["mano silu"].high),
+    ("R6", "GLA is weaker than Mamba2, and comes up to it with Canon", "GLA 19% to 50%; 43% (k=4)", "linear", "answers",
+     ("GLA none", "GLA AbCD", "Mamba2 own"),
      lambda m: m["GLA AbCD"].mean >= m["Mamba2 own"].mean - NEAR and m["GLA none"].high < m["Mamba2 own"].low),
-    ("R7", "Mamba2 without its convolution falls to GLA", "6%; 19% at k=4", "linear", "answers", depo("Mamba2 own", "Mamba2 none", "GLA none"),
-     lambda m: m["Mamba2 none"].mean <= m["GLA none"].mean + NEAR),
-    ("R8", "Gated DeltaNet needs its convolution less than Mamba2", "-10, -37 points at k=4", "linear", "answers",
-     depo("GDN own", "GDN none", "Mamba2 own", "Mamba2 none"),
-     lambda m: m["GDN own"].mean - m["GDN none"].mean < m["Mamba2 own"].mean - m["Mamba2 none"].mean),
-    ("R9", "Canon-ACD alone matches the built-in convolution", "so", "linear", "answers", depo("Mamba2 ACD", "Mamba2 own", "GDN ACD", "GDN own"),
-     lambda m: min(m[f"{mixer} ACD"].mean - m[f"{mixer} own"].mean for mixer in ("Mamba2", "GDN")) >= -NEAR),
-    ("R9", "adding Canon to it never hurts", "+44, +59 points at k=4", "linear", "answers", depo("Mamba2 AbCD", "Mamba2 own", "GDN AbCD", "GDN own"),
-     lambda m: min(m[f"{mixer} AbCD"].mean - m[f"{mixer} own"].mean for mixer in ("Mamba2", "GDN")) >= -NEAR),
-    ("R10", "with Canon everywhere, attention reasons deeper than linear models", "2-4 times", "families", "depth",
-     depo("RoPE(1/4)", "NoPE", "GLA", "Mamba2", "GDN"),
-     lambda m: min(m["RoPE(1/4)"].low, m["NoPE"].low) >= 2 * max(1, m["GLA"].high, m["Mamba2"].high, m["GDN"].high)),
-    ("R10", "and linear models store more", "1.4 times", "families", "bits/param",
-     {"RoPE(1/4)": f"--task capo --pos rope4 {CANON}", **{label: f"--task capo --mixer {mixer} {CANON}" for mixer, label in MIXERS.items()}},
-     lambda m: min(m["GLA"].mean, m["Mamba2"].mean, m["GDN"].mean) >= 1.2 * m["RoPE(1/4)"].mean),
-    ("R11", "a hybrid with attention reasons deeper than a linear model", "so", "hybrid", "depth",
-     depo("GDN", "GDN/RoPE"), lambda m: m["GDN/RoPE"].low > m["GDN"].high),
+    ("R7", "Mamba2 without its convolution falls to GLA's level", "43% to 6%; 19% (k=4)", "linear", "answers",
+     ("Mamba2 own", "Mamba2 none", "GLA none"),
+     lambda m: m["Mamba2 own"].low > m["Mamba2 none"].high and m["Mamba2 none"].mean <= m["GLA none"].mean + NEAR),
+    ("R8", "Gated DeltaNet without its convolution is better than Mamba2 without, and loses less", "22%, 6%; -10, -37 points (k=4)", "linear", "answers",
+     ("GDN own", "GDN none", "Mamba2 own", "Mamba2 none"),
+     lambda m: m["GDN none"].low > m["Mamba2 none"].high and m["GDN own"].mean - m["GDN none"].mean < m["Mamba2 own"].mean - m["Mamba2 none"].mean),
+    ("R9", "Canon-ACD alone matches the built-in convolution", "yes", "linear", "answers", ("Mamba2 ACD", "Mamba2 own", "GDN ACD", "GDN own"),
+     lambda m: all(m[f"{mixer} ACD"].mean >= m[f"{mixer} own"].mean - NEAR for mixer in LINEAR_OWN)),
+    ("R9", "Canon beside the built-in convolution never hurts", "+44, +59 points (k=4)", "linear", "answers",
+     ("Mamba2 AbCD", "Mamba2 own", "GDN AbCD", "GDN own"),
+     lambda m: all(m[f"{mixer} AbCD"].mean >= m[f"{mixer} own"].mean - NEAR for mixer in LINEAR_OWN)),
+    ("R10", "With Canon everywhere, NoPE is about as good as RoPE(1/4)", "yes", "families", "answers",
+     ("depo RoPE(1/4)", "depo NoPE"), lambda m: abs(m["depo RoPE(1/4)"].mean - m["depo NoPE"].mean) <= NEAR),
+    ("R10", "With Canon everywhere, attention reasons at least twice as deep as linear models", "2-4 times", "families", "depth",
+     ("depo RoPE(1/4)", "depo NoPE", "depo GLA", "depo Mamba2", "depo GDN"), lambda m: min(m["depo RoPE(1/4)"].low, m["depo NoPE"].low)
+     >= 2 * max(1, m["depo GLA"].high, m["depo Mamba2"].high, m["depo GDN"].high)),
+    ("R10", "With Canon everywhere, linear models store 1.2 times as much or more", "1.4 times", "families", "bits/param",
+     ("capo RoPE(1/4)", "capo GLA", "capo Mamba2", "capo GDN"),
+     lambda m: min(m["capo GLA"].mean, m["capo Mamba2"].mean, m["capo GDN"].mean) >= 1.2 * m["capo RoPE(1/4)"].mean),
+    ("R11", "A hybrid with attention reasons deeper than a linear model", "yes", "hybrid", "depth",
+     ("GDN", "GDN/RoPE"), lambda m: m["GDN/RoPE"].low > m["GDN"].high),
 )  # fmt: skip
 
 
-def recipe(task, model, training):
-    """What must be the same for a run to count as one of a model."""
-    return {"task": task, "model": {**model, "short_conv": bool(model["short_conv"])}, "training": training}
+def runs_of(sweep, model, preset, runs):
+    """The finished runs of this model, one a seed: those with the same task, model and training as the sweep's command line has."""
+    import train  # which needs PyTorch; the figures of folders and files do without
 
+    def recipe(task, model, training, **other):
+        return task, {**model, "short_conv": bool(model["short_conv"])}, training
 
-def runs_of(line, sweep, preset, runs):
-    """The finished runs of the model that this command line, or this one and settings behind it, stands for in the sweep."""
-    import train  # PyTorch and all: only here
-
-    line = " ".join(line.split())
-    lines = [" ".join(full.split()) for full in train.sweep_lines(sweep, preset)]
-    (line,) = [full for full in lines if full == line or full.startswith(line + " --steps")]
-    _, task, config, training = train.prepare([*line.split(), "--preset", preset])
-    wanted = json.loads(json.dumps(recipe(task.settings, vars(config), training)))
-    return [run for run in runs if run["seconds"] is not None and recipe(run["task"], run["model"], run["training"]) == wanted]
+    prepared = train.prepare([*train.sweep_models(sweep, preset)[model].split(), "--preset", preset])
+    wanted = recipe(**train.recipe_of(*prepared))
+    return list({run["seed"]: run for run in runs if run["seconds"] is not None and recipe(**run) == wanted}.values())
 
 
 def in_words(value, what):
-    if what in ("depth", *NUMBERS):
-        return f"{value:.3g}"
-    return f"{100 * value:.0f}%"
+    return f"{value:.3g}" if what == "depth" or what in NUMBERS else f"{100 * value:.0f}%"
 
 
 def check(claim, runs):
-    """[(what was measured, where, whether the rule holds)] of a claim, for each preset that has runs of all its models."""
-    *_, sweep, what, named, rule = claim
+    """[(what was measured, where, the verdict)] of a claim, for each preset that has runs of all its models."""
+    *_, sweep, what, names, rule = claim
     found = []
     for preset in sorted({run["preset"] for run in runs}):
-        members = {name: runs_of(line, sweep, preset, runs) for name, line in named.items()}
+        members = {name: runs_of(sweep, name, preset, runs) for name in names}
         if all(members.values()):
-            m = {name: Over([score(run, what) for run in group]) for name, group in members.items()}
+            m = {name: Over([measured(run, what) for run in group]) for name, group in members.items()}
             cells = [f"{name} {in_words(o.mean, what)} ({in_words(o.low, what)}-{in_words(o.high, what)})" for name, o in m.items()]
-            counts = [len(group) for group in members.values()]
-            seeds = f"{min(counts)} seeds" if min(counts) == max(counts) else f"{min(counts)}-{max(counts)} seeds"
+            seeds = min(len(group) for group in members.values())
             devices = sorted({run["device"].split(",")[0] for group in members.values() for run in group})
-            found.append((f"{what}: {'; '.join(cells)}", ", ".join([preset, seeds, *devices]), bool(rule(m))))
+            verdict = "too few seeds" if seeds < SEEDS else "**reproduced**" if rule(m) else "**not reproduced**"
+            found.append((f"{what}: {'; '.join(cells)}", f"{preset}, {seeds} seeds, {', '.join(devices)}", verdict))
     return found
 
 
 def claims_table(runs):
     """The claims as Markdown."""
-    rows = ["| | claim | the paper | here: mean (lowest-highest seed) | | |", "|---|---|---|---|---|---|"]
+    rows = ["| | claim | the paper | here: mean (lowest-highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
     for claim in CLAIMS:
         number, words, paper, sweep = claim[:4]
-        for measured, where, holds in check(claim, runs) or [("", f"`--sweep {sweep}`", None)]:
-            verdict = {True: "**reproduced**", False: "**not reproduced**", None: "not run"}[holds]
-            rows.append(f"| {number} | {words} | {paper} | {measured} | {where} | {verdict} |")
+        for measured_here, where, verdict in check(claim, runs) or [("", f"`--sweep {sweep}`", "not run")]:
+            rows.append(f"| {number} | {words} | {paper} | {measured_here} | {where} | {verdict} |")
     return "\n".join(rows) + "\n"
 
 
 def main():
     parser = argparse.ArgumentParser(description="Draw scores against steps, and the last scores, from run folders.", allow_abbrev=False)
+    parser.error = fail
     parser.add_argument("runs", nargs="*", help="run folders, or files that --save wrote")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the figures (default %(default)s)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="pack configurations and scores into one .json file")
@@ -423,8 +425,12 @@ def main():
     parser.add_argument("--claims", action="store_true", help="print the table of claims, and write it to claims.md in --out; without runs: "
                         "of all in out/ and results/")  # fmt: skip
     args = parser.parse_args()
-    if (args.sweep is not None) + args.claims + bool(args.runs) == 0 or args.sweep and (args.runs or args.claims):
+    if not (args.sweep or args.claims or args.runs) or args.sweep and (args.runs or args.claims):
         fail("give run folders, or --sweep NAME, or --claims (see --help)")
+    if args.out.exists() and not args.out.is_dir():
+        fail(f"out = {args.out}: not a folder")
+    if args.save and args.save.is_dir():
+        fail(f"save = {args.save}: a folder, not a file")
     if args.preset and not args.sweep:
         fail(f"preset = {args.preset}: goes with --sweep")
     paths = args.runs

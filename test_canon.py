@@ -1899,7 +1899,7 @@ TINY_SWEEP = [word for word in TINY if word not in ("--task", "copy")] + ["--ste
 
 def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "sweep_lines", lambda name, preset: ["--task copy", "--task copy --canon abcd"])
+    monkeypatch.setattr(train, "sweep_models", lambda name, preset: {"one": "--task copy", "other": "--task copy --canon abcd"})
     sweep = ["--sweep", "copy", "--seeds", "2", *TINY_SWEEP]
     train.main([*sweep, "--dry-run"])
     commands = capsys.readouterr().out.splitlines()
@@ -1920,6 +1920,8 @@ def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
     assert (first / "metrics.jsonl").stat().st_mtime_ns == before and lines(cut_off)[: len(saved)] == saved
     train.main(sweep)  # nothing left to do
 
+    capsys.readouterr()
+    assert_refused(lambda: train.main([*sweep, "--eval-size", "17"]), capsys, "eval_size: 16 there, 17 now")
     folders[1].rename(tmp_path / "elsewhere")
     folders[1].mkdir()
     (folders[1] / "notes.txt").write_text("mine")
@@ -1929,17 +1931,34 @@ def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
     assert stopped.value.code == 1 and "is not empty" in capsys.readouterr().err and [*folders[1].iterdir()] == [folders[1] / "notes.txt"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no signals there")
+def test_a_stopped_sweep_stops_its_runs(tmp_path):
+    command = [sys.executable, str(HERE / "train.py"), "--sweep", "copy", "--seeds", "1", "--jobs", "2", *TINY_SWEEP[:-1], "1000000"]
+    sweep = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    logs, deadline = set(), time.time() + 120
+    while len(logs) < 2 and time.time() < deadline:
+        time.sleep(0.2)
+        logs = {path for path in tmp_path.glob("out/*/metrics.jsonl") if path.stat().st_size > 0}
+    sweep.send_signal(signal.SIGINT)
+    assert "the same command goes on" in sweep.communicate(timeout=60)[1] and sweep.returncode == 130
+    assert len(logs) == 2
+    steps = [torch.load(path.parent / "ckpt.pt", weights_only=True)["step"] for path in logs]
+    assert min(steps) > 0 and steps == [lines(path.parent)[-1]["step"] for path in logs]
+
+
 @pytest.mark.parametrize("name", train.SWEEPS)
 @pytest.mark.parametrize("preset", ("nano", "small"))
 def test_every_sweep_is_of_different_valid_runs(name, preset):
     runs = train.sweep_runs(name, 2, ["--preset", preset, "--device", "cpu"])
-    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.sweep_lines(name, preset))
+    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.sweep_models(name, preset))
 
 
 @pytest.mark.parametrize("bad, words", [(["--sweep", "no"], ["'no'", "copy"]), (["--sweep", "copy", "--seeds", "0"], ["seeds = 0"]),
     (["--sweep", "copy", "--jobs", "0"], ["jobs = 0"]), (["--sweep=copy", "--seed=1"], ["--seed", "its own"]),
     (["--sweep", "copy", "--out", "x"], ["--out", "its own"]), (["--sweep", "copy", "--lr", "-1"], ["lr = -1"]),
-    (["--sweep", "depth", "--N", "100"], ["block_size = 52"]), (["--canon", "abcd"], ["--task", "--sweep"])])  # fmt: skip
+    (["--sweep", "depth", "--N", "100"], ["block_size = 52"]), (["--canon", "abcd"], ["--task", "--sweep"]),
+    (["--sweep", "copy", "--n-layer", "2"], ["--n-layer 2", "varies"]), (["--task", "copy", "--dry-run"], ["--dry-run", "--sweep"]),
+    (["--task", "copy", "--jobs", "2"], ["--jobs", "--sweep"])])  # fmt: skip
 def test_bad_sweeps_are_refused(bad, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert_refused(lambda: train.main([*bad, "--preset", "nano"]), capsys, *words)
@@ -1961,7 +1980,8 @@ def test_run_names_tell_runs_apart():
 def fake_run(folder, seed, scores, final=True, K=2, **model):
     folder.mkdir(parents=True)
     model = vars(Config(vocab_size=9, block_size=9)) | model
-    config = {"run": folder.name, "task": {"name": "depo1", "N": 6, "K": K}, "model": model, "training": {"lr": 1}, "seed": seed, "preset": "nano"}
+    config = {"run": folder.name, "task": {"name": "depo1", "N": 6, "K": K}, "model": model, "training": {"lr": 1}, "seed": seed, "preset": "nano",
+              "device": "cpu, 1 threads"}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     log = [{"step": 10 * (i + 1), "tokens_per_s": 7, "eval": {f"k={k}": s / k for k in range(1, K + 1)}} for i, s in enumerate(scores)]
     if final:
@@ -2038,7 +2058,7 @@ def test_plot_takes_runs_with_different_scores(tmp_path):
         figure.savefig(tmp_path / "figure.svg")
 
 
-@pytest.mark.parametrize("text", (None, "[]", "{}", "not json"))
+@pytest.mark.parametrize("text", (None, "[]", "{}", "not json", '{"runs": 5}', '{"runs": [{"task": 1}]}'))
 def test_plot_refuses_what_it_cannot_read(text, tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs.json"
     if text is not None:
@@ -2073,40 +2093,50 @@ def test_bad_figures_are_refused(bad, words, tmp_path, monkeypatch, capsys):
 
 
 def test_scores_of_claims():
-    run = lambda **scores: {"evals": [{"eval": {}}, {"eval": scores}]}  # noqa: E731
-    depths = [plot.score(run(**{"k=1": a, "k=2": b, "k=8": c, "k=4": d}), "depth") for a, b, c, d in (
+    run = lambda **scores: {"task": {"N": 5}, "evals": [{"eval": {}}, {"eval": scores}]}  # noqa: E731
+    depths = [plot.measured(run(**{"k=1": a, "k=2": b, "k=8": c, "k=4": d}), "depth") for a, b, c, d in (
         (1, 1, 1, 1), (1, 0.5, 1, 0.4), (0.4, 1, 1, 1), (1, 1, 0.2, 0.5))]  # fmt: skip
     assert depths == [8, 2, 0, 4]
-    assert plot.score(run(**{"l=2": 0.2, "l=10": 0.6, "l=1": 0.7}), "longest") == 0.6
-    assert plot.score(run(**{"k=1": 0.5, "k=2": 0.25}), "answers") == 0.375 and plot.score(run(KL=0.1), "KL") == 0.1
+    assert plot.measured(run(**{"l=2": 0.2, "l=10": 0.6, "l=1": 0.7}), "longest") == 0.6
+    half, guess, right = run(**{"k=1": 0.75, "k=2": 0.25}), run(**{"k=1": 0.25}), run(**{"k=1": 1})
+    assert plot.measured(half, "answers") == plot.measured(half, "main") == 0.5
+    assert [plot.measured(u, "guessing") for u in (half, guess, right)] == [pytest.approx(1 / 3), 0, 1]
+    assert plot.measured(run(KL=0.1), "KL") == 0.1
+    for scores, main in (({"l=1": 1, "l=2": 0.3}, 0.3), ({"names": 1, "bits": 9, "bits/param": 0.3}, 0.3), ({"sentences": 0.3, "KL": 2}, 0.3),
+                         ({"all": 0.3, "depth=1": 1}, 0.3)):  # fmt: skip
+        assert plot.measured(run(**scores), "main") == main
+
+
+def made_up(sweep, name, preset, quality, seed):
+    """A run of this model with all scores at this quality; the worst is the least steady."""
+    args, task, config, training = train.prepare([*train.sweep_models(sweep, preset)[name].split(), "--preset", preset])
+    value = quality + 0.001 * seed * (1 + 99 * (quality == 0.2))
+    names = {"copy": ["sequences"], "lano": ["sentences"], "capo": ["bits/param"], "brevo1": ["all"], "brevo2": ["all"], "mano": ["l=1", "l=2"]}
+    scores = {name: value for name in names.get(task.name, ["k=1", "k=2", "k=4"])}
+    return json.loads(json.dumps({"run": args.out.name, "task": task.settings, "model": vars(config), "training": training, "preset": preset,
+                                  "seed": seed, "device": "cpu, 1 threads", "seconds": 1.0, "evals": [{"step": 1, "eval": scores}]}))  # fmt: skip
 
 
 @pytest.mark.parametrize("preset", ("nano", "small"))
 @pytest.mark.parametrize("number", range(len(plot.CLAIMS)), ids=lambda i: f"{plot.CLAIMS[i][0]}-{i}")
 def test_claims_find_their_runs_and_can_fail(number, preset):
-    """With runs made up: as good as chance, or in any order of quality, a claim must come out both ways."""
-    *_, sweep, _, named, _ = plot.CLAIMS[number]
-
-    def made_up(line, quality, seed):
-        lines = [full for full in train.sweep_lines(sweep, preset) if full.split()[: len(line.split())] == line.split()]
-        full = min(lines, key=len)
-        _, task, config, training = train.prepare([*full.split(), "--preset", preset])
-        value = quality + 0.001 * seed * (1 + 10 * (quality == 0.2))  # the worst is the least steady
-        scores = {name: value for name in ("sequences", "k=1", "k=2", "k=4", "all", "l=1", "l=2", "sentences", "bits/param")}
-        return json.loads(json.dumps({"task": task.settings, "model": vars(config), "training": training, "preset": preset, "seed": seed,
-                                      "device": "cpu, 1 threads", "seconds": 1.0, "evals": [{"step": 1, "eval": scores}]}))  # fmt: skip
-
-    ends = set()
-    qualities = [0.2, 0.45, 0.6, 0.99] if len(named) < 5 else [0.2, 0.6]
-    for chosen in itertools.product(qualities, repeat=len(named)):
-        runs = [made_up(" ".join(line.split()), quality, seed) for line, quality in zip(named.values(), chosen) for seed in range(2)]
-        [(measured, where, holds)] = plot.check(plot.CLAIMS[number], runs)
-        assert where == f"{preset}, 2 seeds, cpu" and all(name in measured for name in named)
-        ends.add(holds)
-        if len(ends) == 2:
+    """With runs made up, a claim must come out both ways; and never when a model is missing or has too few seeds."""
+    *_, sweep, _, names, _ = claim = plot.CLAIMS[number]
+    qualities = [0.05, 0.2, 0.45, 0.6, 0.99] if len(names) < 5 else [0.2, 0.6]
+    pool = {(name, quality): [made_up(sweep, name, preset, quality, seed) for seed in range(3)] for name in names for quality in qualities}
+    rng, verdicts = np.random.default_rng(0), set()
+    # all alike; better with Canon than without, and the other way round; then at random
+    orders = [[0.2] * len(names), [0.6 if "+ ABCD" in name else 0.2 for name in names], [0.2 if "+ ABCD" in name else 0.6 for name in names]]
+    for chosen in itertools.chain(orders, (rng.choice(qualities, len(names)) for _ in range(200))):
+        runs = [run for pair in zip(names, chosen) for run in pool[pair]]
+        [(text, where, verdict)] = plot.check(claim, runs)
+        assert where == f"{preset}, 3 seeds, cpu" and all(name in text for name in names)
+        verdicts.add(verdict)
+        if len(verdicts) == 2:
             break
-    assert ends == {True, False}
-    assert plot.check(plot.CLAIMS[number], runs[2:]) == [], "a model without runs"
+    assert verdicts == {"**reproduced**", "**not reproduced**"}
+    assert plot.check(claim, runs[3:]) == [] and plot.check(claim, runs[2:])[0][2] == "too few seeds"
+    assert plot.check(claim, runs[2:] + runs[2:])[0][2] == "too few seeds", "the same seed twice"
 
 
 def test_table_of_claims(tmp_path, monkeypatch, capsys):
@@ -2116,7 +2146,7 @@ def test_table_of_claims(tmp_path, monkeypatch, capsys):
     rows = (tmp_path / "claims.md").read_text().splitlines()
     assert capsys.readouterr().out.rstrip().splitlines() == rows and len(rows) == 2 + len(plot.CLAIMS)
     assert all(row.count("|") == 7 for row in rows)
-    assert rows[2].endswith("| **reproduced** |") and "ABCD 100% (100%-100%)" in rows[2] and "nano, 3 seeds, cpu" in rows[2]
+    assert rows[2].endswith("| **reproduced** |") and "RoPE + ABCD 100% (100%-100%)" in rows[2] and "nano, 3 seeds, cpu" in rows[2]
     assert sum(row.endswith("| not run |") and "`--sweep linear`" in row for row in rows) == 5
 
 

@@ -1,12 +1,12 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-First the parts: 1 the command line; 2 the run's folder; 3 data, optimiser, learning rate. Then 4, `main`: the order of its
-lines is the order of events, down to the closing table: scores, and what a step cost. A run leaves in out/<run>/
+First the parts: 1 the command line; 2 the run's folder; 3 data, optimiser, learning rate, and what a step costs. Then 4, `train`: the
+order of its lines is the order of events, down to the closing table. Last, 5, sweeps: many such runs. A run leaves in out/<run>/
 
     config.json     everything needed to repeat it, with versions and device
     metrics.jsonl   one object a line: step, tokens, loss, lr, tokens_per_s, at evaluations also eval; the last line has
                     "final": true, seconds, and what a step cost
-    ckpt.pt         model, optimiser and step, written at evaluations, on Ctrl-C and at the end: `--resume` goes on from it
+    ckpt.pt         model, optimiser and step, written at first, at evaluations, on Ctrl-C and at the end: `--resume` goes on from it
 
 plot.py reads the first two.
 """
@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -111,6 +112,9 @@ def parse_arguments(argv):
     add("--out", type=Path, help="the run's folder (default: out/ and a name made of the choices above)")
     add("--resume", action="store_true", help="go on from the folder's ckpt.pt")
     args = parser.parse_args(argv)
+    for field in ("seeds", "jobs", "dry_run"):
+        if getattr(args, field) != parser.get_default(field) and args.sweep is None:
+            fail(f"--{field.replace('_', '-')} goes with --sweep")
     if args.task is None:
         fail(f"--task is missing: one of {', '.join([*PRESETS, *ALIASES])}; or --sweep")
     args.device = choose_device(args.device)
@@ -124,7 +128,7 @@ def sweep_parser():
     add = parser.add_argument_group("sweep: many runs; all other flags go to each of them").add_argument
     add("--sweep", choices=SWEEPS, metavar="NAME", help=f"one of {', '.join(SWEEPS)}")
     add("--seeds", type=int, default=3, help="seeds 0 .. SEEDS-1 of each model (default %(default)s)")
-    add("--jobs", type=int, help="trainings side by side (default: 1 on CUDA, else one for each CPU core)")
+    add("--jobs", type=int, help="trainings side by side (default: one for each CPU core on a CPU, else 1)")
     add("--dry-run", action="store_true", help="print the sweep's commands only")
     return parser
 
@@ -181,8 +185,8 @@ def run_name(args, task, config):
 
 
 def difference(old, new, path=""):
-    """The first field in which two nested dicts differ, as 'field: .. there, .. now', or None."""
-    for key in sorted(old.keys() | new.keys()):
+    """The first field of the nested dict `new` that is not the same in `old`, as 'field: .. there, .. now', or None."""
+    for key in sorted(new.keys() | (old.keys() if path else set())):  # config.json, an `old`, has more beside the recipe
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             if found := difference(a, b, f"{path}{key}."):
@@ -206,7 +210,7 @@ def write_atomically(path, write):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 3. Data, optimiser, learning rate
+# 3. Data, optimiser, learning rate, and what a step costs
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -267,21 +271,23 @@ PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "R
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 4. The loop
+# 4. A run
 # ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def stop_requests():
-    """A list that Ctrl-C, or a batch system's SIGTERM, adds to: the loop then saves and ends after the step at hand.
-    A second one ends the program at once."""
+    """A list that Ctrl-C, a batch system's SIGTERM, or the end of the terminal (if not ignored, as nohup does) adds to: the loop then saves and
+    ends after the step at hand. A second one ends the program at once."""
     requests = []
 
     def note(number, frame):
         requests.append(number)
         signal.signal(number, before[number])
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if getattr(signal, name, None)]  # Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in names if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield requests
     finally:
@@ -312,7 +318,15 @@ def prepare(argv):
     if args.n_head is not None and "attention" not in config.mixer:
         fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
     args.out = args.out or Path("out") / run_name(args, task, config)
+    if not_a_folder := next((path for path in (args.out, *args.out.parents) if path.exists() and not path.is_dir()), None):
+        fail(f"--out {args.out}: {not_a_folder} is not a folder")
     return args, task, config, training
+
+
+def recipe_of(args, task, config, training):
+    """What makes a run what it is, and what --resume must find again."""
+    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed, "eval_size": args.eval_size}
+    return json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
 
 
 def train(argv):
@@ -327,18 +341,18 @@ def train(argv):
     workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
     eval_every = args.eval_every or max(1, training["steps"] // 20)
 
-    # what makes the run what it is, and what --resume must find again
-    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed,
-              "eval_size": args.eval_size}  # fmt: skip
-    recipe = json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
+    recipe = recipe_of(args, task, config, training)
     out, checkpoint = args.out, args.out / "ckpt.pt"
     if args.resume:
         if not checkpoint.exists():
             fail(f"--resume: {checkpoint} does not exist")
-        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        try:
+            saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        except Exception:  # whatever torch finds wrong with it
+            fail(f"--resume: {checkpoint} cannot be read")
         if differs := difference(saved["recipe"], recipe):
             fail(f"--resume: {checkpoint} is of another configuration: {differs}")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and any(out.iterdir()):
         resume = "--resume goes on with it, or " if checkpoint.exists() else ""
         fail(f"{out} is not empty: {resume}choose another --out, or remove it")
 
@@ -387,6 +401,8 @@ def train(argv):
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1)
     began = last_time = time.perf_counter()
     last_step, finished, waited, windows = start, start, 0.0, []
+    if not args.resume:
+        save(0)  # so that --resume can always go on
     with open(metrics, "a", buffering=1) as log, bar, stop_requests() as stop:
         batches = iter(loader)
         for step in steps:
@@ -412,9 +428,8 @@ def train(argv):
             # reading a number waits for the GPU, so do it only now and then
             if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
                 bar.close()
-                kept = f"{checkpoint} is the last good one" if checkpoint.exists() else "there is no checkpoint yet"
-                raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {kept}. "
-                                 "A smaller --lr or a longer --warmup may help.")  # fmt: skip
+                raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {checkpoint} is the last "
+                                 "good one. A smaller --lr or a longer --warmup may help.")  # fmt: skip
             took = time.perf_counter() - last_time
             windows.append((took / (finished - last_step), waited / took))
             rate = tokens[:, 1:].numel() / windows[-1][0]
@@ -437,12 +452,12 @@ def train(argv):
         seconds += time.perf_counter() - began
         costs = {}
         if windows:  # nothing to tell of a finished run that is resumed
-            step_s, waiting = np.median(windows, axis=0)  # between evaluations; the first step compiles, and the median forgets it
+            step_s, waiting = np.median(windows[1:] or windows, axis=0)  # between evaluations; the first steps compile
             rate = training["batch_size"] * task.block_size / step_s
             costs = {"step_ms": round(1e3 * step_s, 3), "tokens_per_s": round(rate), "data_share": round(waiting, 4)}
         if windows and device == "cuda":
             costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-            if peak := next((peak for gpu, peak in PEAKS.items() if gpu in torch.cuda.get_device_name()), None):
+            if peak := next((peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", torch.cuda.get_device_name())), None):
                 costs["mfu"] = round(rate * flops_per_token(model) / peak, 4)  # model FLOPs utilisation
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), **costs, "final": True}) + "\n")
 
@@ -457,46 +472,56 @@ def train(argv):
 # ------------------------------------------------------------------------------------------------------------
 # 5. Sweeps
 #
-# One comparison of the paper each: a list of command lines of this program, nothing more, with several seeds. They run as processes of
-# their own; what is finished is skipped and what was cut off is resumed. So after Ctrl-C the same command goes on, and sweeps
-# that share runs (plain RoPE with and without Canon on Depo) train them once.
+# A sweep is one of the paper's comparisons: models with names, each a command line of this program, nothing more, with several seeds. They run as
+# processes of their own; what is finished is skipped and what was cut off is resumed. So after Ctrl-C the same command goes
+# on, and sweeps that share runs (RoPE with and without Canon on Depo) train them once. plot.py holds the paper's claims against the same names.
 # ------------------------------------------------------------------------------------------------------------
 
 SWEEPS = ("copy", "depth", "nope", "ablation", "mlp", "linear", "families", "hybrid", "tasks")
 
 
-def sweep_lines(name, preset):
-    """The command lines of a sweep, without seeds."""
-    both = ("", "--canon abcd")
+def sweep_models(name, preset):
+    """{model: its command line} of a sweep, without seeds."""
+    depo, abcd = "--task depo", " --canon abcd"
     # On a CPU the linear mixers are slow: at nano they, and what is compared with them, train for less time. Rates as in results/README.md.
-    rates = {"gla": 3.5e-3, "mamba2": 3.5e-3, "gdn": 7e-3, "gdn,attention": 7e-3, "attention": 7e-3}
-    short = {mixer: f"--steps 3000 --lr {rate}" if preset == "nano" else "" for mixer, rate in rates.items()}
+    rates = {"attention": 7e-3, "gla": 3.5e-3, "mamba2": 3.5e-3, "gdn": 7e-3}
+    short = {mixer: f" --steps 3000 --lr {rate}" if preset == "nano" else "" for mixer, rate in rates.items()}
+    linear = {"GLA": "gla", "Mamba2": "mamba2", "GDN": "gdn"}
+    convolutions = {"none": "--no-short-conv", "own": "--short-conv", "ACD": "--no-short-conv --canon acd", "AbCD": "--short-conv --canon acd",
+                    "ABCD": "--canon abcd"}  # fmt: skip
+    families = {"RoPE(1/4)": ("--pos rope4", "attention"), "NoPE": ("--pos nope", "attention"),
+                **{label: (f"--mixer {mixer}", mixer) for label, mixer in linear.items()}}  # fmt: skip
     return {
-        "copy": [f"--task copy {model}" for model in (*both, "--n-layer 2", "--d-model 128")],
-        "depth": [f"--task depo {canon}" for canon in both],
-        "nope": [f"--task depo {model}" for model in (
-            *both, "--pos rope4 --canon abcd", "--pos nope", "--pos nope --canon abcd", "--pos alibi", "--pos halibi")],
-        "ablation": [f"--task depo {model}" for model in (
-            *both, *(f"--canon {points}" for points in ("a", "b", "c", "d", "ac", "acd")), *(f"--canon abcd {variant}" for variant in (
-                "--canon-no-residual", "--canon-silu", "--canon-frozen", "--canon-kernel 2", "--canon-kernel 3")))],
-        "mlp": [f"--task {task} --mlp {mlp} {canon}" for task in ("mano", "capo") for mlp in MLPS if mlp != "none" for canon in both],
-        "linear": [f"--task depo --mixer {mixer} {model} {short[mixer]}" for mixer in ("gla", "mamba2", "gdn") for model in (
-            "--no-short-conv", "--short-conv", "--no-short-conv --canon acd", "--short-conv --canon acd", "--canon abcd")],
-        "families": [f"--task depo {model} --canon abcd {short[mixer]}" for mixer, model in (
-            ("attention", "--pos rope4"), ("attention", "--pos nope"), *((mixer, f"--mixer {mixer}") for mixer in ("gla", "mamba2", "gdn")))]
-            + [f"--task capo {model} --canon abcd" for model in (
-            "--pos rope4", "--pos nope", "--mixer gla", "--mixer mamba2", "--mixer gdn")],
-        "hybrid": [f"--task depo {model} --canon abcd {short[mixer]}" for mixer, model in (
-            ("gdn", "--mixer gdn"), ("gdn,attention", "--mixer gdn,attention"), ("attention", "--pos nope"))],
-        "tasks": [f"--task {task} --pos {pos} {canon}" for task in PRESETS if task != "copy" for pos in ("rope", "nope") for canon in both],
+        "copy": {"RoPE": "--task copy", "RoPE + ABCD": "--task copy" + abcd, "RoPE, 2 layers": "--task copy --n-layer 2",
+                 "RoPE, 128 dims": "--task copy --d-model 128"},
+        "depth": {"RoPE": depo, "RoPE + ABCD": depo + abcd},
+        "nope": {"RoPE": depo, "RoPE + ABCD": depo + abcd, "RoPE(1/4) + ABCD": depo + " --pos rope4" + abcd, "NoPE": depo + " --pos nope",
+                 "NoPE + ABCD": depo + " --pos nope" + abcd, "ALiBi": depo + " --pos alibi", "H-ALiBi": depo + " --pos halibi"},
+        "ablation": {"none": depo, **{points.upper(): f"{depo} --canon {points}" for points in ("a", "b", "c", "d", "ac", "acd", "abcd")},
+                     **{f"ABCD, {label}": depo + abcd + flag for label, flag in (
+                         ("no residual", " --canon-no-residual"), ("SiLU", " --canon-silu"), ("frozen", " --canon-frozen"),
+                         ("kernel 2", " --canon-kernel 2"), ("kernel 3", " --canon-kernel 3"))}},
+        "mlp": {f"{task} {mlp}{more}": f"--task {task} --mlp {mlp}{canon}" for task in ("mano", "capo") for mlp in MLPS if mlp != "none"
+                for more, canon in (("", ""), (" + ABCD", abcd))},
+        "linear": {f"{label} {conv}": f"{depo} --mixer {mixer} {flags}{short[mixer]}" for label, mixer in linear.items()
+                   for conv, flags in convolutions.items()},
+        "families": {**{f"depo {label}": f"{depo} {flags}{abcd}{short[mixer]}" for label, (flags, mixer) in families.items()},
+                     **{f"capo {label}": f"--task capo {flags}{abcd}" for label, (flags, _) in families.items()}},
+        "hybrid": {"GDN": f"{depo} --mixer gdn{abcd}{short['gdn']}", "GDN/RoPE": f"{depo} --mixer gdn,attention{abcd}{short['gdn']}",
+                   "NoPE": f"{depo} --pos nope{abcd}{short['attention']}"},
+        "tasks": {f"{task} {label}{more}": f"--task {task} --pos {pos}{canon}" for task in PRESETS if task != "copy"
+                  for label, pos in (("RoPE", "rope"), ("NoPE", "nope")) for more, canon in (("", ""), (" + ABCD", abcd))},
     }[name]  # fmt: skip
 
 
 def sweep_runs(name, seeds, rest):
     """[(command line, what `prepare` makes of it)] of a sweep; ends the program if one of them is wrong."""
     preset = parse_arguments(["--task", "copy", *rest]).preset
-    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in sweep_lines(name, preset)]
-    return [(command, prepare(command)) for command in commands]
+    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in sweep_models(name, preset).values()]
+    runs = [(command, prepare(command)) for command in commands]
+    if len({prepared[0].out for _, prepared in runs}) < len(runs):
+        fail(f"{' '.join(rest)}: sweep {name} varies this itself")
+    return runs
 
 
 def steps_done(out):
@@ -518,14 +543,17 @@ def run_sweep(argv):
     if sweep.dry_run:
         print("\n".join(f"python train.py {shlex.join(command)}" for command, _ in runs))
         return
-    on_cuda = runs[0][1][0].device == "cuda"
-    jobs = sweep.jobs or (1 if on_cuda else os.cpu_count())
-    threads = {} if on_cuda else {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs))}
+    first = runs[0][1][0]
+    jobs = sweep.jobs or (os.cpu_count() if first.device == "cpu" else 1)
+    environment = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs)), **os.environ} if first.device == "cpu" else None
     waiting, going, failed, told, steps = [], [], 0, False, {}
-    for command, (args, *_) in runs:
-        steps[args.out], finished = steps_done(args.out)
+    for command, prepared in runs:
+        out = prepared[0].out
+        if (out / "config.json").exists() and (differs := difference(json.loads((out / "config.json").read_text()), recipe_of(*prepared))):
+            fail(f"{out} is of another configuration: {differs}. Remove it first")
+        steps[out], finished = steps_done(out)
         if not finished:
-            waiting.append((command, args.out))
+            waiting.append((command, out))
     bar = tqdm(total=sum(prepared[3]["steps"] for _, prepared in runs), initial=sum(steps.values()), unit="step", dynamic_ncols=True, smoothing=0)
     with bar, stop_requests() as stop:
         try:
@@ -535,20 +563,23 @@ def run_sweep(argv):
                     resume = ["--resume"] * (out / "ckpt.pt").exists()
                     errors = tempfile.TemporaryFile("w+")
                     process = subprocess.Popen([sys.executable, __file__, *command, *resume], stdout=subprocess.DEVNULL, stderr=errors,
-                                               env={**os.environ, **threads}, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
+                                               env=environment, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
                     going.append((process, out, errors))
                 time.sleep(1)
+                still_going = []
                 for process, out, errors in going:
                     if stop and not told:
                         process.send_signal(stop[0])  # it saves, and ends
-                    if process.poll() not in (None, 0) and not stop:
+                    code = process.poll()
+                    if code is None:
+                        still_going.append((process, out, errors))
+                    elif code != 0 and not stop:
                         failed += 1
                         errors.seek(0)
                         last = errors.read().rstrip().splitlines()[-1:]
-                        bar.write(f"train.py: {out.name} failed: {''.join(last)}", file=sys.stderr)
+                        bar.write(f"train.py: {out.name} failed with status {code}: {''.join(last)}", file=sys.stderr)
                     steps[out] = max(steps[out], steps_done(out)[0])
-                told = bool(stop)
-                going = [run for run in going if run[0].poll() is None]
+                going, told = still_going, bool(stop)
                 bar.n = sum(steps.values())
                 bar.set_postfix_str(f"{len(runs) - len(waiting) - len(going)} of {len(runs)} runs are over", refresh=False)
                 bar.refresh()
@@ -560,7 +591,9 @@ def run_sweep(argv):
         raise SystemExit(128 + stop[0])
     if failed:
         raise SystemExit(1)
-    print(f"python plot.py --sweep {sweep.sweep} draws it")
+    usual = [prepared[0].out for _, prepared in sweep_runs(sweep.sweep, sweep.seeds, ["--preset", first.preset])]
+    as_usual = usual == [prepared[0].out for _, prepared in runs]
+    print(f"python plot.py {f'--sweep {sweep.sweep} --preset {first.preset}' if as_usual else 'out/*'} draws it")
 
 
 def main(argv=None):
