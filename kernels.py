@@ -448,16 +448,21 @@ def benchmark(device, shapes, dtype):
     return found
 
 
+def json_file(text):
+    """A --json argument: a path whose folder is there, so that nothing is measured in vain."""
+    if not Path(text).parent.is_dir() or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file in a folder that exists")
+    return Path(text)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Check every form of the convolution against float64 and time it.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save errors and times there, too")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="save errors and times there, too")
     args = parser.parse_args()
     device = args.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this machine has no CUDA device that PyTorch can use")
-    if args.json and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {args.json.parent}")
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     about = {"device": name, "torch": torch.__version__, "triton": triton.__version__ if triton else "not installed"}

@@ -868,6 +868,8 @@ class Capo(Task):
 # ------------------------------------------------------------------------------------------------------------
 
 ADAMW = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.03, warmup=1000, schedule="cosine")
+NANO = dict(n_layer=3, n_head=2, d_model=64)
+SMALL = dict(n_layer=6, n_head=6, d_model=384)
 LARGE = dict(n_layer=12, n_head=12, d_model=768)
 
 PRESETS = {
@@ -880,49 +882,49 @@ PRESETS = {
                       training=dict(ADAMW, steps=50_000, batch_size=32, lr=5e-3)),
     },
     "depo1": {
-        "nano": dict(N=5, K=2, V=50, word_len=(1, 2), block_size=52, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(N=5, K=2, V=50, word_len=(1, 2), block_size=52, model=NANO,
                      training=dict(ADAMW, steps=10_000, batch_size=32, lr=7e-3, warmup=300)),
-        "small": dict(N=40, K=8, V=50, word_len=(1, 2), block_size=320, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(N=40, K=8, V=50, word_len=(1, 2), block_size=320, model=SMALL,
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=225, K=8, V=50, word_len=(1, 2), block_size=2048, model=LARGE,
                       training=dict(ADAMW, steps=87_500, batch_size=128, lr=1e-3)),
     },
     "depo2": {
-        "nano": dict(N=5, K=2, V=3, word_len=(5, 7), block_size=152, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(N=5, K=2, V=3, word_len=(5, 7), block_size=152, model=NANO,
                      training=dict(ADAMW, steps=5000, batch_size=16, lr=5e-3, warmup=100)),
-        "small": dict(N=25, K=8, V=3, word_len=(5, 7), block_size=512, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(N=25, K=8, V=3, word_len=(5, 7), block_size=512, model=SMALL,
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=75, K=16, V=3, word_len=(5, 7), block_size=2048, model=LARGE,
                       training=dict(ADAMW, steps=100_000, batch_size=128, lr=1e-3)),
     },
     "brevo1": {
-        "nano": dict(N=10, block_size=96, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(N=10, block_size=96, model=NANO,
                      training=dict(ADAMW, steps=2000, batch_size=32, lr=5e-3, warmup=300)),
-        "small": dict(N=40, block_size=384, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(N=40, block_size=384, model=SMALL,
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=70, block_size=1024, model=LARGE,
                       training=dict(ADAMW, steps=100_000, batch_size=256, lr=1e-3)),
     },
     "brevo2": {
-        "nano": dict(N=5, V=4, word_len=(2, 4), block_size=88, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(N=5, V=4, word_len=(2, 4), block_size=88, model=NANO,
                      training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3, warmup=300)),
-        "small": dict(N=20, V=4, word_len=(2, 4), block_size=576, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(N=20, V=4, word_len=(2, 4), block_size=576, model=SMALL,
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
         "paper": dict(N=30, V=4, word_len=(2, 4), block_size=1536, model=LARGE,
                       training=dict(ADAMW, steps=200_000, batch_size=192, lr=1e-3)),
     },
     "mano": {
-        "nano": dict(L=2, block_size=128, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(L=2, block_size=128, model=NANO,
                      training=dict(ADAMW, steps=5000, batch_size=32, lr=3e-3, warmup=300, weight_decay=0.1)),
-        "small": dict(L=8, block_size=256, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(L=8, block_size=256, model=SMALL,
                       training=dict(ADAMW, steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1)),
         "paper": dict(L=10, block_size=1024, model=LARGE,
                       training=dict(ADAMW, steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1)),
     },
     "lano": {
-        "nano": dict(cfg="cfg3f", root=17, block_size=128, model=dict(n_layer=3, n_head=2, d_model=64),
+        "nano": dict(cfg="cfg3f", root=17, block_size=128, model=NANO,
                      training=dict(ADAMW, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1)),
-        "small": dict(cfg="cfg3f", root=None, block_size=512, model=dict(n_layer=6, n_head=6, d_model=384),
+        "small": dict(cfg="cfg3f", root=None, block_size=512, model=SMALL,
                       training=dict(ADAMW, steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1)),
         "paper": dict(cfg="cfg3f", root=None, block_size=512, model=LARGE,
                       training=dict(ADAMW, steps=100_000, batch_size=96, lr=5e-4, warmup=0, schedule="linear", weight_decay=0.1)),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import chunked_linear_attention, linear_recurrence  # noqa: E402
-from kernels import quartiles_ms  # noqa: E402
+from kernels import json_file, quartiles_ms  # noqa: E402
 
 SHAPES = {"GLA": (4, 64, 128), "Mamba2": (16, 64, 64), "GDN": (4, 96, 192)}  # H, K, V
 
@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=cuda, help="the chunked form through torch.compile")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="T",
                         default=[512, 2048, 8192, 16384] if cuda else [256, 512, 1024, 2048, 4096, 8192])  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the numbers there, too")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="save the numbers there, too")
     args = parser.parse_args()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     torch.set_float32_matmul_precision("high")

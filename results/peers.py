@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import CanonGPT, Config, chunked_linear_attention  # noqa: E402
-from kernels import causal_conv, quartiles_ms, relative_error  # noqa: E402
+from kernels import causal_conv, json_file, quartiles_ms, relative_error  # noqa: E402
 from train import make_optimizer  # noqa: E402
 
 
@@ -166,7 +166,7 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--toy", action="store_true", help="tiny shapes, to try the script")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the numbers there, too")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="save the numbers there, too")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not args.toy:

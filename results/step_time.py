@@ -71,7 +71,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, help="of each model (default: 400 on a CPU, 30 on CUDA)")
     parser.add_argument("--points", nargs="+", default=None, help="(default: abcd on a CPU, ac and abcd on CUDA)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the numbers there, too")
+    parser.add_argument("--json", type=kernels.json_file, metavar="FILE", help="save the numbers there, too")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = args.steps or (30 if device == "cuda" else 400)
