@@ -277,16 +277,18 @@ PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "R
 
 @contextlib.contextmanager
 def stop_requests():
-    """A list that Ctrl-C, a batch system's SIGTERM, or the end of the terminal (if not ignored, as nohup does) adds to: the loop then saves and
-    ends after the step at hand. A second one ends the program at once."""
+    """A list that Ctrl-C, a batch system's SIGTERM, or the end of the terminal adds to: the loop then saves and ends after the
+    step at hand. A second one ends the program at once."""
     requests = []
 
     def note(number, frame):
         requests.append(number)
         signal.signal(number, before[number])
 
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if getattr(signal, name, None)]  # Windows has no SIGHUP
-    numbers = [getattr(signal, name) for name in names if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hang_up and signal.getsignal(hang_up) is not signal.SIG_IGN:  # nohup ignores it, and so do we then
+        numbers.append(hang_up)
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield requests
@@ -472,9 +474,10 @@ def train(argv):
 # ------------------------------------------------------------------------------------------------------------
 # 5. Sweeps
 #
-# A sweep is one of the paper's comparisons: models with names, each a command line of this program, nothing more, with several seeds. They run as
-# processes of their own; what is finished is skipped and what was cut off is resumed. So after Ctrl-C the same command goes
-# on, and sweeps that share runs (RoPE with and without Canon on Depo) train them once. plot.py holds the paper's claims against the same names.
+# A sweep is one of the paper's comparisons: models with names, each a command line of this program, with several seeds. They
+# run as processes of their own; what is finished is skipped and what was cut off is resumed. So after Ctrl-C the same command
+# goes on, and sweeps that share runs (RoPE with and without Canon on Depo) train them once. Two sweeps at a time must not share any.
+# plot.py holds the paper's claims against the models by these names.
 # ------------------------------------------------------------------------------------------------------------
 
 SWEEPS = ("copy", "depth", "nope", "ablation", "mlp", "linear", "families", "hybrid", "tasks")
