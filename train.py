@@ -480,7 +480,7 @@ def train(argv):
 # plot.py holds the paper's claims against the models by these names.
 # ------------------------------------------------------------------------------------------------------------
 
-SWEEPS = ("copy", "depth", "nope", "ablation", "mlp", "linear", "families", "hybrid", "tasks")
+SWEEPS = ("copy", "depth", "nope", "ablation", "mlp", "linear", "families", "hybrid", "tasks", "capacity")
 
 
 def sweep_models(name, preset):
@@ -514,6 +514,8 @@ def sweep_models(name, preset):
                    "NoPE": f"{depo} --pos nope{abcd}{short['attention']}"},
         "tasks": {f"{task} {label}{more}": f"--task {task} --pos {pos}{canon}" for task in PRESETS if task != "copy"
                   for label, pos in (("RoPE", "rope"), ("NoPE", "nope")) for more, canon in (("", ""), (" + ABCD", abcd))},
+        "capacity": {f"{width} dims{more}": f"--task capo --d-model {width}{canon}" for width in ((16, 32, 64) if preset == "nano" else (128, 256, 512))
+                     for more, canon in (("", ""), (" + ABCD", abcd))},
     }[name]  # fmt: skip
 
 
