@@ -61,7 +61,7 @@ def parse_arguments(argv):
         "           python train.py --task depo --canon abcd      k hops in a row; compare without --canon\n"
         "           python train.py --task depo --pos nope --canon abcd --seed 1\n"
         "           python train.py --sweep nope                 a whole comparison, three seeds",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, parents=[sweep_parser()],
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )
     add = parser.add_argument_group("task").add_argument
     add("--task", help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
@@ -111,6 +111,7 @@ def parse_arguments(argv):
     add("--eval-size", type=int, default=512, metavar="N", help="instances an evaluation draws (default %(default)s)")
     add("--out", type=Path, help="the run's folder (default: out/ and a name made of the choices above)")
     add("--resume", action="store_true", help="go on from the folder's ckpt.pt")
+    add_sweep_flags(parser)
     args = parser.parse_args(argv)
     for field in ("seeds", "jobs", "dry_run"):
         if getattr(args, field) != parser.get_default(field) and args.sweep is None:
@@ -122,15 +123,13 @@ def parse_arguments(argv):
     return args
 
 
-def sweep_parser():
+def add_sweep_flags(parser):
     """The flags of section 5. All others of a sweep's command line go to every run."""
-    parser = Parser(add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("sweep: many runs; all other flags go to each of them").add_argument
     add("--sweep", choices=SWEEPS, metavar="NAME", help=f"one of {', '.join(SWEEPS)}")
     add("--seeds", type=int, default=3, help="seeds 0 .. SEEDS-1 of each model (default %(default)s)")
     add("--jobs", type=int, help="trainings side by side (default: one for each CPU core on a CPU, else 1)")
     add("--dry-run", action="store_true", help="print the sweep's commands only")
-    return parser
 
 
 def choose_device(wanted):
@@ -537,7 +536,9 @@ def steps_done(out):
 
 def run_sweep(argv):
     """Train what is missing of a sweep, some runs at a time. Ends the program with status 1 if one of them fails."""
-    sweep, rest = sweep_parser().parse_known_args(argv)
+    parser = Parser(add_help=False, allow_abbrev=False)
+    add_sweep_flags(parser)
+    sweep, rest = parser.parse_known_args(argv)
     for flag in ("--task", "--seed", "--out", "--resume"):
         if flag in (word.split("=")[0] for word in rest):
             fail(f"{flag}: each run of a sweep has its own")
