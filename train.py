@@ -572,9 +572,9 @@ def run_sweep(argv):
                                                env=environment, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
                     going.append((process, out, errors))
                 time.sleep(1)
-                still_going = []
+                tell, still_going = bool(stop) and not told, []
                 for process, out, errors in going:
-                    if stop and not told:
+                    if tell:
                         process.send_signal(stop[0])  # it saves, and ends
                     code = process.poll()
                     if code is None:
@@ -585,7 +585,7 @@ def run_sweep(argv):
                         last = errors.read().rstrip().splitlines()[-1:]
                         bar.write(f"train.py: {out.name} failed with status {code}: {''.join(last)}", file=sys.stderr)
                     steps[out] = max(steps[out], steps_done(out)[0])
-                going, told = still_going, bool(stop)
+                going, told = still_going, told or tell
                 bar.n = sum(steps.values())
                 bar.set_postfix_str(f"{len(runs) - len(waiting) - len(going)} of {len(runs)} runs are over", refresh=False)
                 bar.refresh()
