@@ -404,9 +404,17 @@ def check(claim, runs):
     return found
 
 
+LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon
+with RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
+linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own, Canon-ACD in its place, and both. Scores: "depth" is the largest k up to
+which every tested k is at least 50% right, "answers" the mean over all tested k, "guessing" the same with guesses counted as 0, "longest" that
+of the longest expressions, "main" each task's own.
+"""
+
+
 def claims_table(runs):
     """The claims as Markdown."""
-    rows = ["| | claim | the paper | here: mean (lowest-highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
+    rows = [LEGEND, "| | claim | the paper | here: mean (lowest-highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
     for claim in CLAIMS:
         number, words, paper, sweep = claim[:4]
         for measured_here, where, verdict in check(claim, runs) or [("", f"`--sweep {sweep}`", "not run")]:
