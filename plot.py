@@ -396,7 +396,7 @@ def check(claim, runs):
         members = {name: runs_of(sweep, name, preset, runs) for name in names}
         if all(members.values()):
             m = {name: Over([measured(run, what) for run in group]) for name, group in members.items()}
-            cells = [f"{name} {in_words(o.mean, what)} ({in_words(o.low, what)}-{in_words(o.high, what)})" for name, o in m.items()]
+            cells = [f"{name} {in_words(o.mean, what)} ({in_words(o.low, what)} to {in_words(o.high, what)})" for name, o in m.items()]
             seeds = min(len(group) for group in members.values())
             devices = sorted({run["device"].split(",")[0] for group in members.values() for run in group})
             verdict = "too few seeds" if seeds < SEEDS else "**reproduced**" if rule(m) else "**not reproduced**"
@@ -414,7 +414,7 @@ of the longest expressions, "main" each task's own.
 
 def claims_table(runs):
     """The claims as Markdown."""
-    rows = [LEGEND, "| | claim | the paper | here: mean (lowest-highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
+    rows = [LEGEND, "| | claim | the paper | here: mean (lowest to highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
     for claim in CLAIMS:
         number, words, paper, sweep = claim[:4]
         for measured_here, where, verdict in check(claim, runs) or [("", f"`--sweep {sweep}`", "not run")]:

@@ -2147,7 +2147,7 @@ def test_table_of_claims(tmp_path, monkeypatch, capsys):
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert capsys.readouterr().out.rstrip() == text.rstrip() and len(rows) == 2 + len(plot.CLAIMS)
     assert all(row.count("|") == 7 for row in rows)
-    assert rows[2].endswith("| **reproduced** |") and "RoPE + ABCD 100% (100%-100%)" in rows[2] and "nano, 3 seeds, cpu" in rows[2]
+    assert rows[2].endswith("| **reproduced** |") and "RoPE + ABCD 100% (100% to 100%)" in rows[2] and "nano, 3 seeds, cpu" in rows[2]
     assert sum(row.endswith("| not run |") and "`--sweep linear`" in row for row in rows) == 5
 
 
