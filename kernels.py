@@ -448,6 +448,11 @@ def benchmark(device, shapes, dtype):
     return found
 
 
+def device_name(device):
+    """As it stands over a table of times."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
 def json_file(text):
     """A --json argument: a path whose folder is there, so that nothing is measured in vain."""
     if not Path(text).parent.is_dir() or Path(text).is_dir():
@@ -464,9 +469,8 @@ if __name__ == "__main__":
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this machine has no CUDA device that PyTorch can use")
     torch.manual_seed(0)
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    about = {"device": name, "torch": torch.__version__, "triton": triton.__version__ if triton else "not installed"}
-    print("; ".join([name, f"torch {about['torch']}", f"triton {about['triton']}"]) + "\n")
+    about = {"device": device_name(device), "torch": torch.__version__, "triton": triton.__version__ if triton else "not installed"}
+    print("; ".join([about["device"], f"torch {about['torch']}", f"triton {about['triton']}"]) + "\n")
     errors = check(device)
     if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model; then as many tokens in shorter and longer sequences
         shapes = [(16, 2048, 768), (16, 2048, 2304), (16, 2048, 4096)] + [(2**15 // T, T, 2304) for T in (1, 16, 256, 2**14)]

@@ -34,6 +34,13 @@ import numpy as np
 NEEDED = {"run", "task", "model", "training", "seed", "preset", "device", "evals", "seconds"}
 
 
+def complete(run):
+    """The run itself. Raises KeyError if something is missing in it."""
+    if not NEEDED <= run.keys():
+        raise KeyError
+    return run
+
+
 def read_run(folder):
     """The run in this folder, or None if it has no scores yet."""
     try:
@@ -45,8 +52,7 @@ def read_run(folder):
     run["evals"] = [{"step": line["step"], "eval": line["eval"]} for line in lines if "eval" in line and "final" not in line]
     run["tokens_per_s"] = int(np.median([line["tokens_per_s"] for line in lines if "tokens_per_s" in line] or 0))
     run["seconds"] = next((line["seconds"] for line in lines if "final" in line), None)
-    if not NEEDED <= run.keys():
-        raise KeyError
+    run = complete(run)
     return run if run["evals"] else None
 
 
@@ -68,9 +74,7 @@ def read_all(paths):
                 fail(f"{path} is not a folder that train.py wrote")
         elif path.suffix == ".json" and path.exists():
             try:
-                found = json.loads(path.read_text())["runs"]
-                if not all(NEEDED <= run.keys() for run in found):
-                    raise KeyError
+                found = [complete(run) for run in json.loads(path.read_text())["runs"]]
             except (ValueError, KeyError, TypeError, AttributeError):
                 fail(f"{path} is not a file that --save wrote")
         elif not path.exists():
@@ -120,17 +124,12 @@ def models(runs, but=()):
     for run, recipe in zip(runs, recipes):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
         groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
-    return dict(sorted(groups.items(), key=lambda item: order(item[0])))
+    return dict(sorted(groups.items(), key=lambda item: (family(item[0]), "(no conv)" not in item[0], len(item[0]), item[0])))
 
 
 def family(label):
     """RoPE, GLA, GDN/NoPE .."""
     return label.replace(",", "").split()[0]
-
-
-def order(label):
-    """Key to sort labels by: families together, what is simplest first."""
-    return family(label), "(no conv)" not in label, len(label), label
 
 
 def curve(runs, score):

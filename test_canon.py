@@ -2113,8 +2113,8 @@ def made_up(sweep, name, preset, quality, seed):
     value = quality + 0.001 * seed * (1 + 99 * (quality == 0.2))
     names = {"copy": ["sequences"], "lano": ["sentences"], "capo": ["bits/param"], "brevo1": ["all"], "brevo2": ["all"], "mano": ["l=1", "l=2"]}
     scores = {name: value for name in names.get(task.name, ["k=1", "k=2", "k=4"])}
-    return json.loads(json.dumps({"run": args.out.name, "task": task.settings, "model": vars(config), "training": training, "preset": preset,
-                                  "seed": seed, "device": "cpu, 1 threads", "seconds": 1.0, "evals": [{"step": 1, "eval": scores}]}))  # fmt: skip
+    return {**train.recipe_of(args, task, config, training), "run": args.out.name, "preset": preset, "seed": seed, "device": "cpu, 1 threads",
+            "seconds": 1.0, "evals": [{"step": 1, "eval": scores}]}  # fmt: skip
 
 
 @pytest.mark.parametrize("preset", ("nano", "small"))

@@ -141,6 +141,13 @@ def choose_device(wanted):
     return wanted
 
 
+def at_least(args, **fields):
+    """Refuse what is given and lower."""
+    for field, least in fields.items():
+        if getattr(args, field) is not None and getattr(args, field) < least:
+            fail(f"{field} = {getattr(args, field)}: must be at least {least}")
+
+
 def check_numbers(training, args):
     """What a typing slip can break and no other check sees."""
     for field, least in (("steps", 1), ("batch_size", 1), ("warmup", 0), ("weight_decay", 0)):
@@ -150,9 +157,7 @@ def check_numbers(training, args):
         fail(f"lr = {training['lr']}: must be over 0")
     if training["schedule"] not in ("cosine", "linear"):
         fail(f"schedule = {training['schedule']!r}: allowed: cosine, linear")
-    for field, least in (("seed", 0), ("workers", 0), ("eval_every", 1), ("eval_size", 1)):
-        if getattr(args, field) is not None and getattr(args, field) < least:
-            fail(f"{field} = {getattr(args, field)}: must be at least {least}")
+    at_least(args, seed=0, workers=0, eval_every=1, eval_size=1)
     if args.seed >= 2**63:
         fail(f"seed = {args.seed}: must be below 2^63")
 
@@ -542,9 +547,7 @@ def run_sweep(argv):
     for flag in ("--task", "--seed", "--out", "--resume"):
         if flag in (word.split("=")[0] for word in rest):
             fail(f"{flag}: each run of a sweep has its own")
-    for field in ("seeds", "jobs"):
-        if getattr(sweep, field) is not None and getattr(sweep, field) < 1:
-            fail(f"{field} = {getattr(sweep, field)}: must be at least 1")
+    at_least(sweep, seeds=1, jobs=1)
     runs = sweep_runs(sweep.sweep, sweep.seeds, rest)
     if sweep.dry_run:
         print("\n".join(f"python train.py {shlex.join(command)}" for command, _ in runs))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import chunked_linear_attention, linear_recurrence  # noqa: E402
-from kernels import json_file, quartiles_ms  # noqa: E402
+from kernels import device_name, json_file, quartiles_ms  # noqa: E402
 
 SHAPES = {"GLA": (4, 64, 128), "Mamba2": (16, 64, 64), "GDN": (4, 96, 192)}  # H, K, V
 
@@ -49,8 +49,9 @@ def measure(f, arguments, device):
         gigabytes = (torch.cuda.max_memory_allocated() - before) / 1e9
     began = time.perf_counter()
     step()
-    if device == "cpu" and time.perf_counter() - began > 3:  # slow enough to be measured once
-        return [(time.perf_counter() - began) * 1e3] * 3, gigabytes
+    seconds = time.perf_counter() - began
+    if device == "cpu" and seconds > 3:  # slow enough to be measured once
+        return [seconds * 1e3] * 3, gigabytes
     return list(quartiles_ms(step, device)), gigabytes
 
 
@@ -64,7 +65,7 @@ def main():
     args = parser.parse_args()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     torch.set_float32_matmul_precision("high")
-    name = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
+    name = device_name(device)
     how = "compiled" if args.compile else "eager"
     print(f"{name}; torch {torch.__version__}; thousand tokens/s, forward and backward, {str(dtype)[6:]}; the chunked form is {how}")
     print(f"{'B':>4}{'T':>7}{'attention':>12}" + "".join(f"{kind + ' loop':>14}{'chunked':>10}" for kind in SHAPES))

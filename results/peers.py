@@ -20,7 +20,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import CanonGPT, Config, chunked_linear_attention  # noqa: E402
-from kernels import causal_conv, json_file, quartiles_ms, relative_error  # noqa: E402
+from kernels import causal_conv, device_name, json_file, quartiles_ms, relative_error  # noqa: E402
+from step_time import take_step  # noqa: E402
 from train import make_optimizer  # noqa: E402
 
 
@@ -138,20 +139,11 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
         optimizer = make_optimizer(model, training, device)
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = training["lr"]
         forward = torch.compile(model)
+        losses = {"transformers": lambda: forward(input_ids=tokens, labels=targets, shift_labels=targets).loss}
         times = []
         for number in range(steps + 5):  # five to compile and warm up
             began = time.perf_counter()
-            with torch.autocast(device, torch.bfloat16):
-                if name == "transformers":
-                    loss = forward(input_ids=tokens, labels=targets, shift_labels=targets).loss
-                else:
-                    loss = forward(tokens, targets)[1]
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if device == "cuda":
-                torch.cuda.synchronize()
+            loss = take_step(model, optimizer, losses.get(name, lambda: forward(tokens, targets)[1]), device)
             times.append((time.perf_counter() - began) * 1e3)
         low, median, high = torch.tensor(times[5:]).quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
         count = sum(p.numel() for p in model.parameters())
@@ -173,7 +165,7 @@ def main():
         parser.error("needs a CUDA GPU (or --toy)")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    name = device_name(device)
     packages = {p: version(p) for p in ("torch", "triton", "causal-conv1d", "flash-linear-attention", "transformers")}
     print("; ".join([name, *(f"{p} {v or 'not installed'}" for p, v in packages.items())]) + "\n")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

@@ -24,6 +24,19 @@ from tasks import make_task  # noqa: E402
 from train import flops_per_token, make_optimizer  # noqa: E402
 
 
+def take_step(model, optimizer, loss, device):
+    """Train the model by one step on what loss() returns, in bfloat16 on CUDA, and wait for its end."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
+        nats = loss()
+    nats.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return nats
+
+
 def make_step(task, canon, compiled, device, batch_size):
     """A function that trains a fresh model by one step, and the model."""
     torch.manual_seed(0)
@@ -34,14 +47,7 @@ def make_step(task, canon, compiled, device, batch_size):
 
     def step(number):
         tokens, mask = batches[number % 4]
-        with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
-            loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        take_step(model, optimizer, lambda: forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1], device)
 
     return step, model
 
@@ -77,7 +83,7 @@ def main():
     steps = args.steps or (30 if device == "cuda" else 400)
     torch.set_flush_denormal(True)  # as train.py does
     torch.set_float32_matmul_precision("high")
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = kernels.device_name(device)
     print(f"{name}; torch {torch.__version__}; ms a step: median (quartiles) of {steps}")
     found = []
     if device == "cuda":
