@@ -1657,6 +1657,13 @@ def lines(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def wait_for_log(out):
+    """Until a run in another process has begun to log."""
+    deadline = time.time() + 120
+    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text()) and time.time() < deadline:
+        time.sleep(0.1)
+
+
 def test_command_line_end_to_end(tmp_path):
     """As a user types it, in another process: train twice, look at what is left behind, plot."""
     for seed in ("0", "1"):
@@ -1774,9 +1781,7 @@ def test_ctrl_c_saves(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, str(HERE / "train.py"), *TINY, "--steps", "1000000", "--eval-every", "500000", "--out", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.time() + 120
-    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text()) and time.time() < deadline:
-        time.sleep(0.1)
+    wait_for_log(out)
     process.send_signal(signal.SIGINT)
     assert "--resume" in process.communicate(timeout=120)[1].splitlines()[-1]
     assert process.returncode == 130
@@ -1784,7 +1789,7 @@ def test_ctrl_c_saves(tmp_path):
     assert saved["step"] == lines(out)[-1]["step"] >= 20
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
     """And keeps the checkpoint from before."""
     out = tmp_path / "run"
     loss = CanonGPT.forward
@@ -1799,8 +1804,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     diverge.steps = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CanonGPT, "forward", diverge)
-        with pytest.raises(SystemExit, match="step 60: loss nan.*ckpt.pt is the last good one"):
+        with pytest.raises(SystemExit, match="1"):
             run_train("--out", out, "--steps", 100, "--eval-every", 20)
+    assert re.search("step 60: loss nan.*ckpt.pt is the last good one", capsys.readouterr().err)
     saved = torch.load(out / "ckpt.pt", weights_only=True)
     assert saved["step"] == 40 and all(w.isfinite().all() for w in saved["model"].values())
     assert lines(out)[-1]["step"] == 40
@@ -1818,9 +1824,32 @@ def test_data_loader_brings_the_same_batches_from_workers():
     task = make_task("depo")
     stream = train.Stream(task, 5, 4)
     loader = torch.utils.data.DataLoader(stream, batch_size=None, sampler=range(3, 9), num_workers=2)
-    for step, (tokens, mask) in zip(range(3, 9), loader, strict=True):
+    for step, (tokens, mask, share) in zip(range(3, 9), loader, strict=True):
         want = task.batch(5, step, 4)
-        assert np.array_equal(tokens.numpy(), want[0]) and np.array_equal(mask.numpy(), want[1])
+        assert np.array_equal(tokens.numpy(), want[0]) and np.array_equal(mask.numpy(), want[1]) and share == 1
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+def test_two_processes_train_as_one_does(tmp_path):
+    """By torchrun, on Depo, whose rows have different numbers of targets; and Ctrl-C stops both after the same step."""
+    command = [str(HERE / "train.py"), "--task", "depo", "--preset", "nano", "--canon", "ac", "--device", "cpu", "--no-compile", "--eval-size", "16",
+               "--batch-size", "6"]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *command]
+    for name, program in (("one", [sys.executable, *command]), ("two", torchrun)):
+        done = subprocess.run([*program, "--steps", "60", "--out", name], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("results in") == 1
+    one, two = (lines(tmp_path / name) for name in ("one", "two"))
+    assert [line["step"] for line in one] == [line["step"] for line in two] and one[0]["tokens"] == two[0]["tokens"]
+    assert [line["loss"] for line in one[:-1]] == pytest.approx([line["loss"] for line in two[:-1]], rel=1e-4)
+    assert json.loads((tmp_path / "two" / "config.json").read_text())["processes"] == 2
+    process = subprocess.Popen([*torchrun, "--steps", "1000000", "--out", "long"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    wait_for_log(tmp_path / "long")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=120)[1].count("with --resume goes on") == 1
+    assert torch.load(tmp_path / "long" / "ckpt.pt", weights_only=True)["step"] == lines(tmp_path / "long")[-1]["step"] >= 20
+    done = subprocess.run([*torchrun, "--batch-size", "5", "--out", "odd"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stderr.count("train.py: batch_size = 5: must be a multiple of the 2 processes") == 1 and not (tmp_path / "odd").exists()
 
 
 BAD_COMMANDS = (

@@ -8,7 +8,12 @@ order of its lines is the order of events, down to the closing table. Last, 5, s
                     "final": true, seconds, and what a step cost
     ckpt.pt         model, optimiser and step, written at first, at evaluations, on Ctrl-C and at the end: `--resume` goes on from it
 
-plot.py reads the first two.
+plot.py reads the first two. On several GPUs of one machine, for example four:
+
+    torchrun --nproc_per_node=4 train.py --task depo --canon abcd
+
+Each of the four processes trains on its quarter of every batch, and PyTorch's DistributedDataParallel averages their gradients. So it is
+the same training, whatever their number.
 """
 
 import argparse
@@ -25,10 +30,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -37,15 +44,22 @@ from kernels import has_cpp_compiler
 from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
 
 LOG_EVERY = 20  # steps
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # which process of how many, from torchrun
 
 # ------------------------------------------------------------------------------------------------------------
 # 1. The command line
 # ------------------------------------------------------------------------------------------------------------
 
 
+def tell(message):
+    """A line on stderr; of several processes, from the first."""
+    if RANK == 0:
+        print(message, file=sys.stderr)
+
+
 def fail(message):
     """Bad input: one line, exit status 2."""
-    print(f"train.py: {message}", file=sys.stderr)
+    tell(f"train.py: {message}")
     raise SystemExit(2)
 
 
@@ -158,6 +172,8 @@ def check_numbers(training, args):
     if training["schedule"] not in ("cosine", "linear"):
         fail(f"schedule = {training['schedule']!r}: allowed: cosine, linear")
     at_least(args, seed=0, workers=0, eval_every=1, eval_size=1)
+    if training["batch_size"] % WORLD:
+        fail(f"batch_size = {training['batch_size']}: must be a multiple of the {WORLD} processes")
     if args.seed >= 2**63:
         fail(f"seed = {args.seed}: must be below 2^63")
 
@@ -207,7 +223,9 @@ def whole_lines(path):
 
 
 def write_atomically(path, write):
-    """A file that a crash leaves whole: the old one or the new one."""
+    """A file that a crash leaves whole: the old one or the new one. Of several processes, the first writes."""
+    if RANK > 0:
+        return
     fresh = path.with_suffix(path.suffix + ".new")
     write(fresh)
     os.replace(fresh, path)
@@ -219,13 +237,19 @@ def write_atomically(path, write):
 
 
 class Stream(Dataset):
-    """The task's batches as a data set of steps, so that PyTorch's loader brings them in order from any worker."""
+    """The task's batches as a data set of steps, so that PyTorch's loader brings them in order from any worker.
+
+    A process gets its rows of each batch, and what the mean loss over their targets must be multiplied by, so that the mean over
+    processes is the mean over all of the batch's targets, as if one process had them all.
+    """
 
     def __init__(self, task, seed, batch_size):
         self.task, self.seed, self.batch_size = task, seed, batch_size
 
     def __getitem__(self, step):
-        return [torch.from_numpy(a) for a in self.task.batch(self.seed, step, self.batch_size)]
+        tokens, mask = (torch.from_numpy(a) for a in self.task.batch(self.seed, step, self.batch_size))
+        own = mask[RANK::WORLD]
+        return tokens[RANK::WORLD], own, own[:, 1:].sum() * WORLD / mask[:, 1:].sum()
 
 
 def ignore_interrupts(worker):
@@ -338,6 +362,8 @@ def recipe_of(args, task, config, training):
 def train(argv):
     args, task, config, training = prepare(argv)
     device = args.device
+    if WORLD > 1 and device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
     compiled = compilable if args.compile is None else args.compile
     if compiled and device == "cpu" and not compilable:
@@ -362,6 +388,11 @@ def train(argv):
         resume = "--resume goes on with it, or " if checkpoint.exists() else ""
         fail(f"{out} is not empty: {resume}choose another --out, or remove it")
 
+    if WORLD > 1:
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))  # the first alone evaluates
+        torch.distributed.barrier()  # all have looked at the folder before the first writes into it
+        if RANK > 0:
+            sys.stdout = open(os.devnull, "w")
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     torch.set_flush_denormal(True)  # sharp attention has weights below 1e-38, with which CPUs are slow
@@ -381,7 +412,7 @@ def train(argv):
             "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
             "command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
             "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",
-            "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+            "processes": WORLD, "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         }  # fmt: skip
         write_atomically(out / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
 
@@ -403,23 +434,24 @@ def train(argv):
     steps = range(start, training["steps"])
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
                         num_workers=workers, pin_memory=device == "cuda", worker_init_fn=ignore_interrupts)  # fmt: skip
-    forward = torch.compile(model) if compiled else model
-    bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1)
+    forward = DistributedDataParallel(model) if WORLD > 1 else model
+    forward = torch.compile(forward) if compiled else forward
+    bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1, disable=RANK > 0)
     began = last_time = time.perf_counter()
-    last_step, finished, waited, windows = start, start, 0.0, []
+    last_step, finished, waited, windows, batch_tokens = start, start, 0.0, [], training["batch_size"] * task.block_size
     if not args.resume:
         save(0)  # so that --resume can always go on
-    with open(metrics, "a", buffering=1) as log, bar, stop_requests() as stop:
+    with open(metrics if RANK == 0 else os.devnull, "a", buffering=1) as log, bar, stop_requests() as stop:
         batches = iter(loader)
         for step in steps:
             asked = time.perf_counter()
-            tokens, mask = next(batches)
+            tokens, mask, share = next(batches)
             waited += time.perf_counter() - asked
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, training)
-            tokens, mask = (a.to(device, non_blocking=True) for a in (tokens, mask))
+            tokens, mask, share = (a.to(device, non_blocking=True) for a in (tokens, mask, share))
             with autocast():
-                loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
+                loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1] * share
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -428,20 +460,25 @@ def train(argv):
 
             bar.update()
             evaluate = finished % eval_every == 0 or finished == training["steps"]
-            stopping = bool(stop)
-            if not (evaluate or stopping or finished % LOG_EVERY == 0):
+            if not (evaluate or finished % LOG_EVERY == 0 or (stop and WORLD == 1)):
                 continue
+            loss, stopping = loss.detach(), bool(stop)
+            if WORLD > 1:  # all stop after the same step
+                means = torch.stack([loss, torch.full_like(loss, stopping)])
+                torch.distributed.all_reduce(means)
+                loss, stopping = means[0] / WORLD, bool(means[1])
             # reading a number waits for the GPU, so do it only now and then
             if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
                 bar.close()
-                raise SystemExit(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {checkpoint} is the last "
-                                 "good one. A smaller --lr or a longer --warmup may help.")  # fmt: skip
+                tell(f"train.py: step {finished}: loss {loss.item()}, gradient norm {norm.item()}. Stopped; {checkpoint} is the last good one. "
+                     "A smaller --lr or a longer --warmup may help.")  # fmt: skip
+                raise SystemExit(1)
             took = time.perf_counter() - last_time
             windows.append((took / (finished - last_step), waited / took))
-            rate = tokens[:, 1:].numel() / windows[-1][0]
-            line = {"step": finished, "tokens": finished * tokens[:, 1:].numel(), "loss": round(loss.item(), 5),
+            rate = batch_tokens / windows[-1][0]
+            line = {"step": finished, "tokens": finished * batch_tokens, "loss": round(loss.item(), 5),
                     "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
-            if evaluate:
+            if evaluate and RANK == 0:
                 with autocast():
                     last_eval = task.evaluate(model, args.seed, args.eval_size)
                 line["eval"] = last_eval
@@ -452,19 +489,19 @@ def train(argv):
             bar.set_postfix_str(f"loss {line['loss']:.3f}  {rate / 1e3:.0f}k tokens/s  {scores}", refresh=False)
             if stopping and finished < training["steps"]:
                 bar.close()
-                print(f"stopped after step {finished}; the same command with --resume goes on", file=sys.stderr)
-                raise SystemExit(128 + stop[0])  # as shells report a death by this signal
+                tell(f"stopped after step {finished}; the same command with --resume goes on")
+                raise SystemExit(128 + (stop or [signal.SIGTERM])[0])  # as shells report a death by this signal
             last_step, last_time, waited = finished, time.perf_counter(), 0.0
         seconds += time.perf_counter() - began
         costs = {}
         if windows:  # nothing to tell of a finished run that is resumed
             step_s, waiting = np.median(windows[1:] or windows, axis=0)  # between evaluations; the first steps compile
-            rate = training["batch_size"] * task.block_size / step_s
+            rate = batch_tokens / step_s
             costs = {"step_ms": round(1e3 * step_s, 3), "tokens_per_s": round(rate), "data_share": round(waiting, 4)}
         if windows and device == "cuda":
             costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
             if peak := next((peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", torch.cuda.get_device_name())), None):
-                costs["mfu"] = round(rate * flops_per_token(model) / peak, 4)  # model FLOPs utilisation
+                costs["mfu"] = round(rate * flops_per_token(model) / (WORLD * peak), 4)  # model FLOPs utilisation
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), **costs, "final": True}) + "\n")
 
     print(f"\n{'score':16}{out.name}, after {finished:,} steps, {seconds:.0f} s")
@@ -473,6 +510,8 @@ def train(argv):
     forms = {"step_ms": "{:.2f}", "tokens_per_s": "{:,}", "data_share": "{:.1%}", "peak_memory_gb": "{:.2f}", "mfu": "{:.1%}"}
     for name, cost in costs.items():
         print(f"{name:16}{forms[name].format(cost):>9}")
+    if WORLD > 1:
+        torch.distributed.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -548,6 +587,8 @@ def run_sweep(argv):
         if flag in (word.split("=")[0] for word in rest):
             fail(f"{flag}: each run of a sweep has its own")
     at_least(sweep, seeds=1, jobs=1)
+    if WORLD > 1:
+        fail("--sweep starts its processes itself: python, not torchrun")
     runs = sweep_runs(sweep.sweep, sweep.seeds, rest)
     if sweep.dry_run:
         print("\n".join(f"python train.py {shlex.join(command)}" for command, _ in runs))
@@ -555,7 +596,7 @@ def run_sweep(argv):
     first = runs[0][1][0]
     jobs = sweep.jobs or (os.cpu_count() if first.device == "cpu" else 1)
     environment = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs)), **os.environ} if first.device == "cpu" else None
-    waiting, going, failed, told, steps = [], [], 0, False, {}
+    waiting, going, failed, passed_on, steps = [], [], 0, False, {}
     for command, prepared in runs:
         out = prepared[0].out
         if (out / "config.json").exists() and (differs := difference(json.loads((out / "config.json").read_text()), recipe_of(*prepared))):
@@ -575,9 +616,9 @@ def run_sweep(argv):
                                                env=environment, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
                     going.append((process, out, errors))
                 time.sleep(1)
-                tell, still_going = bool(stop) and not told, []
+                pass_on, still_going = bool(stop) and not passed_on, []
                 for process, out, errors in going:
-                    if tell:
+                    if pass_on:
                         process.send_signal(stop[0])  # it saves, and ends
                     code = process.poll()
                     if code is None:
@@ -588,7 +629,7 @@ def run_sweep(argv):
                         last = errors.read().rstrip().splitlines()[-1:]
                         bar.write(f"train.py: {out.name} failed with status {code}: {''.join(last)}", file=sys.stderr)
                     steps[out] = max(steps[out], steps_done(out)[0])
-                going, told = still_going, told or tell
+                going, passed_on = still_going, passed_on or pass_on
                 bar.n = sum(steps.values())
                 bar.set_postfix_str(f"{len(runs) - len(waiting) - len(going)} of {len(runs)} runs are over", refresh=False)
                 bar.refresh()
@@ -596,7 +637,7 @@ def run_sweep(argv):
             for process, *_ in going:
                 process.kill()
     if stop:
-        print("stopped; the same command goes on", file=sys.stderr)
+        tell("stopped; the same command goes on")
         raise SystemExit(128 + stop[0])
     if failed:
         raise SystemExit(1)
