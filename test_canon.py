@@ -1834,7 +1834,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     """By torchrun, on Depo, whose rows have different numbers of targets; and Ctrl-C stops both after the same step."""
     command = [str(HERE / "train.py"), "--task", "depo", "--preset", "nano", "--canon", "ac", "--device", "cpu", "--no-compile", "--eval-size", "16",
                "--batch-size", "6"]  # fmt: skip
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *command]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *command]
     for name, program in (("one", [sys.executable, *command]), ("two", torchrun)):
         done = subprocess.run([*program, "--steps", "60", "--out", name], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
