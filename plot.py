@@ -2,7 +2,7 @@
 
 One figure for each task and preset, as PNG and SVG. Above, each score against training steps: a line is a model, the mean over its
 seeds, and a band from the lowest to the highest seed. Below, the last scores as bars, with a dot for each seed. Runs
-that are still going show as far as they are.
+that are still going show as far as they are. The last scores are printed, too, as a table in Markdown.
 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg (default: into out/)
     python plot.py out/* --save runs.json    also packs the runs' configurations and scores into one small file,
@@ -10,7 +10,7 @@ that are still going show as far as they are.
     python plot.py --sweep nope              draws what train.py --sweep nope has left in out/, as <sweep>_<task>_<preset>
     python plot.py --claims                  the paper's claims, what was measured, and whether that is the same
 
-Reading order: 1 reading runs; 2 telling models apart; 3 the figure; 4 the claims.
+Reading order: 1 reading runs; 2 telling models apart, and their scores; 3 the figure; 4 the claims.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def read_all(paths):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 2. Telling models apart
+# 2. Telling models apart, and their scores over seeds
 # ------------------------------------------------------------------------------------------------------------
 
 POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi", "halibi": "H-ALiBi"}
@@ -132,6 +132,39 @@ def family(label):
     return label.replace(",", "").split()[0]
 
 
+NUMBERS = {"KL": "nats", "bits": "bits", "bits/param": "bits a parameter"}  # the scores that are no shares, and their units
+
+
+def score_names(runs):
+    """Of a task: sequences, tokens; k=1, k=2, .. k=16; numbers last."""
+    scores = list(dict.fromkeys(score for run in runs for score in run["evals"][0]["eval"] if score != "bits"))
+    return sorted(scores, key=lambda score: (score in NUMBERS, *((len(score), score) if "=" in score else (0, ""))))
+
+
+class Over:
+    """One score of one model, over seeds."""
+
+    def __init__(self, values):
+        self.mean, self.low, self.high = float(np.mean(values)), min(values), max(values)
+        self.spread = self.high - self.low
+
+    def written(self, score):
+        mean, low, high = (f"{v:.3g}" if score == "depth" or score in NUMBERS else f"{100 * v:.0f}%" for v in (self.mean, self.low, self.high))
+        return f"{mean} ({low} to {high})"
+
+
+def table(runs):
+    """One task's last scores as Markdown: a row is a model; mean (lowest to highest seed)."""
+    scores = score_names(runs)
+    rows = ["| | seeds | " + " | ".join(scores) + " |", "|---" * (len(scores) + 2) + "|"]
+    for label, members in models(runs).items():
+        last = [run["evals"][-1]["eval"] for run in members]
+        values = {score: [scores[score] for scores in last if score in scores] for score in scores}
+        cells = [Over(values[score]).written(score) if values[score] else "" for score in scores]
+        rows.append(f"| {label} | {len(members)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def curve(runs, score):
     """steps, mean, lowest, highest over the runs that have got so far."""
     values = {}
@@ -173,15 +206,10 @@ def shared(runs, part, *fields):
     return [f"{f}={first[f]}" for f in fields if f in first and all(run[part].get(f) == first[f] for run in runs)]
 
 
-NUMBERS = {"KL": "nats", "bits": "bits", "bits/param": "bits a parameter"}  # the scores that are no shares, and their units
-
-
 def draw(runs):
     """The figure of one task's runs."""
     groups = models(runs)
-    scores = list(dict.fromkeys(score for run in runs for score in run["evals"][0]["eval"] if score != "bits"))
-    # k=1, k=2, .. k=16; numbers last
-    scores.sort(key=lambda score: (score in NUMBERS, *((len(score), score) if "=" in score else (0, ""))))
+    scores = score_names(runs)
     styles = looks(list(groups))
     bar_height = 0.5 + 0.28 * len(groups)
     figure, axes = plt.subplots(
@@ -265,14 +293,6 @@ def title(runs):
 #   longest    the score for the longest expressions
 #   main       of a task: its answers, sentences, bits a parameter, or the longest expressions
 # ------------------------------------------------------------------------------------------------------------
-
-
-class Over:
-    """One score of one model, over seeds."""
-
-    def __init__(self, values):
-        self.mean, self.low, self.high = float(np.mean(values)), min(values), max(values)
-        self.spread = self.high - self.low
 
 
 def measured(run, what):
@@ -383,10 +403,6 @@ def runs_of(sweep, model, preset, runs):
     return list({run["seed"]: run for run in runs if run["seconds"] is not None and recipe(**run) == wanted}.values())
 
 
-def in_words(value, what):
-    return f"{value:.3g}" if what == "depth" or what in NUMBERS else f"{100 * value:.0f}%"
-
-
 def check(claim, runs):
     """[(what was measured, where, the verdict)] of a claim, for each preset that has runs of all its models."""
     *_, sweep, what, names, rule = claim
@@ -395,7 +411,7 @@ def check(claim, runs):
         members = {name: runs_of(sweep, name, preset, runs) for name in names}
         if all(members.values()):
             m = {name: Over([measured(run, what) for run in group]) for name, group in members.items()}
-            cells = [f"{name} {in_words(o.mean, what)} ({in_words(o.low, what)} to {in_words(o.high, what)})" for name, o in m.items()]
+            cells = [f"{name} {over.written(what)}" for name, over in m.items()]
             seeds = min(len(group) for group in members.values())
             devices = sorted({run["device"].split(",")[0] for group in members.values() for run in group})
             verdict = "too few seeds" if seeds < SEEDS else "**reproduced**" if rule(m) else "**not reproduced**"
@@ -460,9 +476,9 @@ def main():
         rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
         args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
     if args.claims:
-        table = claims_table(runs)
-        (args.out / "claims.md").write_text(table)
-        print(table)
+        text = claims_table(runs)
+        (args.out / "claims.md").write_text(text)
+        print(text)
         return
     kinds = {}
     for run in runs:
@@ -477,6 +493,7 @@ def main():
                 figure.savefig(args.out / f"{name}.{ending}", dpi=160)
             plt.close(figure)
             print(args.out / f"{name}.png")
+        print(f"\n{table(members)}\n")
 
 
 if __name__ == "__main__":

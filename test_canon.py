@@ -2032,6 +2032,9 @@ def test_plot_reads_groups_and_draws(tmp_path):
     steps, mean, low, high = plot.curve(groups["RoPE"], "k=1")
     assert steps == [10, 20] and np.allclose(mean, [0.3, 0.6]) and np.allclose(low, [0.2, 0.4]) and np.allclose(high, [0.4, 0.8])
     assert len(plot.read_all([tmp_path / "a0", tmp_path / "a0"])) == 1
+    assert plot.table(runs).splitlines() == [
+        "| | seeds | k=1 | k=2 |", "|---|---|---|---|", "| RoPE | 2 | 60% (40% to 80%) | 30% (20% to 40%) |",
+        "| RoPE + Canon-ABCD (act) | 1 | 90% (90% to 90%) | 45% (45% to 45%) |"]  # fmt: skip
     figure = plot.draw(runs)
     assert "N=6, K=2, n_layer=12, d_model=768, 1-2 seeds" in figure.get_suptitle()
     assert [axis.get_title() for axis in figure.axes[:2]] == ["k=1", "k=2"]
@@ -2083,6 +2086,7 @@ def test_plot_takes_runs_with_different_scores(tmp_path):
     for names in (("short", "long"), ("long", "short")):
         figure = plot.draw(plot.read_all([tmp_path / name for name in names]))
         assert [axis.get_title() for axis in figure.axes[:3]] == ["k=1", "k=2", "k=3"]
+        assert " | 50% (50% to 50%) | 25% (25% to 25%) | 17% (17% to 17%) |" in plot.table(plot.read_all([tmp_path / "short", tmp_path / "long"]))
         assert "K=" not in figure.get_suptitle() and "N=6" in figure.get_suptitle()
         figure.savefig(tmp_path / "figure.svg")
 
@@ -2107,7 +2111,7 @@ def test_a_sweep_is_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["plot.py", "--sweep", "depth", "--preset", "nano"])
     plot.main()
     assert drawn == ["depo1_nano_rope_abcd_s0", "depo1_nano_rope_bare_s0", "depo1_nano_rope_bare_s12"]
-    assert (tmp_path / "out" / "depth_depo1_nano.png").exists() and capsys.readouterr().out.endswith(".png\n")
+    assert (tmp_path / "out" / "depth_depo1_nano.png").exists() and "depth_depo1_nano.png\n\n| | seeds |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("bad, words", [([], "--sweep"), (["--sweep", "no"], "'no': allowed: copy"), (["--preset", "nano", "--claims"], "preset = nano"),
