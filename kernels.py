@@ -14,7 +14,7 @@ number they read, hundreds of times as many, and that arithmetic takes longer th
 
 Reading order:
   1. the definition, shift-and-add in plain PyTorch (`causal_conv_reference`); everything is tested against it
-  2. the same without temporaries, for the CPU and any device without Triton
+  2. the same in PyTorch without temporaries, for the CPU and any device without Triton
   3. a Triton kernel: the tile, the pointers, the backward pass
   4. the kernel as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
@@ -53,7 +53,7 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
     """Depthwise causal convolution over time (paper Eq. 4.1), as a sum of shifted copies of x.
 
     x           (B, T, D) float tensor
-    weight      (K, D) float tensor; weight[i] multiplies the input i steps back. Also (K, ..) whose rows broadcast with x
+    weight      (K, D) float tensor; weight[i] multiplies the input i steps back
     residual    add x itself to the result
     activation  None, or "silu" for SiLU after the convolution (and before the residual)
     tail        (B, K-1, D), the inputs just before x; None means zeros
@@ -71,56 +71,69 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 2. Without temporaries: what runs on the CPU
+# 2. In PyTorch, without temporaries: what runs on the CPU
 #
 # Run eagerly, the definition makes two new tensors for every shift, and autograd makes as many again. Adding every shift
 # to the result in place, and writing the derivative by hand, avoids them. With dy the gradient of the result:
 #
 #     y_t  = sum_i w_i h_{t-i}      h_s is used by y_s, y_{s+1} .. y_{s+K-1}, hence
 #     dh_s = sum_i w_i dy_{s+i}     the convolution in the other direction, ahead instead of back
-#     dw_i = sum_t dy_t h_{t-i}
+#     dw_i = sum_s dy_{s+i} h_s
+#
+# torch.compile makes loops without temporaries from plain expressions, so there nothing is done in place. But it needs the
+# derivative too: left to autograd it keeps padded copies of h for the backward pass.
 #
 # The residual is one more in w_0, unless a SiLU comes between.
 # ------------------------------------------------------------------------------------------------------------
 
 
+def shifted(x, i):
+    """x (B, T, D), i tokens later, or earlier if i < 0; zeros move in."""
+    return F.pad(x[:, : x.shape[1] - i], (0, 0, i, 0)) if i >= 0 else F.pad(x[:, -i:], (0, 0, 0, -i))
+
+
+def shift_and_add(x, weight, sign):
+    """sum_i w_i x_{t - sign i}; weight (K, D) with K <= T."""
+    if torch.compiler.is_compiling():
+        return sum(w * shifted(x, sign * i) for i, w in enumerate(weight))
+    y, T = x * weight[0], x.shape[1]
+    for i in range(1, len(weight)):
+        now, then = (y[:, i:], x[:, : T - i]) if sign > 0 else (y[:, : T - i], x[:, i:])
+        now.addcmul_(then, weight[i])
+    return y
+
+
 class ShiftAndAdd(torch.autograd.Function):
-    """The convolution without residual; x (B, T, D), weight (K, D) of the same dtype."""
+    """The convolution without residual; x (B, T, D), weight (K, D) of the same dtype, K <= T."""
 
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
-        T = x.shape[1]
-        y = x * weight[0]
-        for i in range(1, min(len(weight), T)):
-            y[:, i:].addcmul_(x[:, : T - i], weight[i])
-        return y
+        return shift_and_add(x, weight, 1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         B, T, D = x.shape
-        K = min(len(weight), T)
-        dx = dy * weight[0]
-        for i in range(1, K):
-            dx[:, : T - i].addcmul_(dy[:, i:], weight[i])
+        dx = shift_and_add(dy, weight, -1)
         if not ctx.needs_input_grad[1]:
             return dx, None
-        # The products dy * h are temporaries. Taken for a few sequences at a time (about 1 MB), they stay in the cache;
-        # summed over time before the batch, each sequence is summed by the thread that has just multiplied it.
+        # Summed over time before the batch, each sequence is summed in the cache, by the thread that has just multiplied it.
+        if torch.compiler.is_compiling():
+            return dx, torch.stack([(shifted(dy, -i) * x).sum(1).sum(0) for i in range(len(weight))])
         dw = weight.new_zeros(len(weight), B, D)
-        n = max(1, 2**18 // (T * D))
+        n = max(1, 2**18 // (T * D))  # the products are temporaries of about 1 MB
         for h, g, out in zip(x.split(n), dy.split(n), dw.split(n, dim=1)):
-            for i in range(K):
+            for i in range(len(weight)):
                 torch.sum(g[:, i:] * h[:, : T - i], dim=1, out=out[i])
         return dx, dw.sum(1)
 
 
-def causal_conv_inplace(x, weight, residual=True, activation=None):
+def causal_conv_pytorch(x, weight, residual=True, activation=None):
     """`causal_conv_reference` without a tail, by ShiftAndAdd."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    h, w = x.to(dtype), weight.to(dtype)
+    h, w = x.to(dtype), weight[: x.shape[1]].to(dtype)  # at the first token only w_0 matters, and so on
     if activation == "silu":
         z = F.silu(ShiftAndAdd.apply(h, w))
         return (h + z if residual else z).to(x.dtype)
@@ -321,12 +334,7 @@ def causal_conv(x, weight, residual=True, activation=None, tail=None):
         return causal_conv_triton(x, weight, residual, activation)
     if x.numel() == 0:
         return causal_conv_reference(x, weight, residual, activation)
-    if torch.compiler.is_compiling():  # torch.compile fuses the definition into one loop
-        # A copy of the weights for each sequence (a view, no memory): their gradients are then summed sequence by
-        # sequence, in the cache, and not channel by channel across the whole batch.
-        weight = weight[:, None, None].expand(-1, x.shape[0], 1, -1)  # (K, B, 1, D)
-        return causal_conv_reference(x, weight, residual, activation)
-    return causal_conv_inplace(x, weight, residual, activation)
+    return causal_conv_pytorch(x, weight, residual, activation)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -345,7 +353,7 @@ def conv1d(x, weight, residual=True, activation=None):
 
 def implementations(device):
     """name -> function(x, weight, residual, activation) for what runs on this device."""
-    found = {"definition": causal_conv_reference, "in place": causal_conv_inplace, "nn.Conv1d": conv1d}
+    found = {"definition": causal_conv_reference, "PyTorch": causal_conv_pytorch, "nn.Conv1d": conv1d}
     if device == "cuda" or has_cpp_compiler():
         found["torch.compile"] = torch.compile(causal_conv_reference)
     if triton is not None and (device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
