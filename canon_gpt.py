@@ -135,9 +135,16 @@ class Canon(CausalConv):
         self.weight.requires_grad_(not config.canon_frozen)
 
 
+class NoCanon(nn.Module):
+    """Where the configuration has no Canon layer."""
+
+    def forward(self, x, state=None):
+        return x
+
+
 def canon_at(point, width, config):
-    """The Canon layer of this point ("a" .. "d"), or None where the configuration has none."""
-    return Canon(width, config) if point in config.canon else None
+    """The layer at this point ("a" .. "d")."""
+    return Canon(width, config) if point in config.canon else NoCanon()
 
 
 def wide(x):
@@ -221,9 +228,7 @@ class Attention(nn.Module):
 
     def forward(self, x, rope=None, bias=None, state=None):
         B, T, D = x.shape
-        qkv = self.qkv(x)  # (B, T, 3D)
-        if self.canon is not None:
-            qkv = self.canon(qkv, state)  # point B: before rotary, so that it mixes contents, not turned contents
+        qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B before rotary, so that it mixes contents, not turned contents
         q, k, v = (u.view(B, T, self.n_head, -1).transpose(1, 2) for u in qkv.chunk(3, dim=-1))  # (B, H, T, K)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
@@ -478,9 +483,7 @@ class GLA(LinearMixer):
 
     def forward(self, x, rope=None, bias=None, state=None):
         D = x.shape[-1]
-        qkv = self.qkv(x)
-        if self.canon is not None:
-            qkv = self.canon(qkv, state)
+        qkv = self.canon(self.qkv(x), state)
         if self.conv is not None:  # after Canon-B, should both be on (our choice)
             qkv = self.conv(qkv, state)
         log_decay = F.logsigmoid(wide(self.decay(x))) / 16  # of sigmoid(..)^(1/16): near 1, so that memory is long
@@ -514,10 +517,7 @@ class Mamba2(LinearMixer):
 
     def forward(self, x, rope=None, bias=None, state=None):
         D, H, K = x.shape[-1], self.n_head, self.n_state
-        h = self.into(x)
-        if self.canon is not None:
-            h = self.canon(h, state)
-        z, xBC, dt = h.split([2 * D, 2 * D + 2 * K, H], -1)
+        z, xBC, dt = self.canon(self.into(x), state).split([2 * D, 2 * D + 2 * K, H], -1)
         xBC = F.silu(xBC) if self.conv is None else self.conv(xBC, state)  # without: the SiLU alone, as in GDN (our choice)
         value, key, query = xBC.split([2 * D, K, K], -1)
         value = wide(value.unflatten(-1, (H, -1)))
@@ -557,9 +557,7 @@ class GatedDeltaNet(LinearMixer):
 
     def forward(self, x, rope=None, bias=None, state=None):
         D = x.shape[-1]
-        qkv = self.qkv(x)
-        if self.canon is not None:
-            qkv = self.canon(qkv, state)
+        qkv = self.canon(self.qkv(x), state)
         qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
         q, k, v, gate = (
             u.unflatten(-1, (self.n_head, -1)) for u in (*qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1), self.gate(x))
@@ -605,9 +603,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, D, bias=False)
 
     def forward(self, x, state=None):
-        h = self.up(x)
-        if self.canon is not None:
-            h = self.canon(h, state)
+        h = self.canon(self.up(x), state)
         if self.gated:
             gate, up = h.chunk(2, dim=-1)
             return self.down(self.act(gate) * up)
@@ -634,16 +630,10 @@ class Block(nn.Module):
             self.mlp = MLP(config, 12 - self.mixer.size)  # with Canon D inside
 
     def forward(self, x, rope=None, bias=None, state=None):
-        h = self.norm1(x)
-        if self.canon_a is not None:
-            h = self.canon_a(h, state)
-        x = x + self.mixer(h, rope, bias, state)
+        x = x + self.mixer(self.canon_a(self.norm1(x), state), rope, bias, state)
         if self.mlp is None:
             return x
-        h = self.norm2(x)
-        if self.canon_c is not None:
-            h = self.canon_c(h, state)
-        return x + self.mlp(h, state)
+        return x + self.mlp(self.canon_c(self.norm2(x), state), state)
 
 
 # ------------------------------------------------------------------------------------------------------------

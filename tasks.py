@@ -1,7 +1,8 @@
 """The synthetic tasks: how instances are drawn, packed into windows, and scored (paper Section 3, App. A).
 
-Each task isolates one skill that language models need, in data that never repeats (but for Capo, whose people come again in
-new words): what a model gets right it has learnt to *do*. Instances are generated on line, by array operations for thousands
+Each task isolates one skill that language models need, in data that hardly ever repeats: what a model gets right it has learnt
+to *do*. (Capo, which is about knowing, tells of the same people again in new words; and of Mano's short expressions there are
+so few that at the nano preset it has met nearly all that it is asked.) Instances are generated on line, by array operations for thousands
 of them at once. Two ideas carry those of graphs, Depo and Brevo:
 
   pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
@@ -127,9 +128,9 @@ def specials(longest, first, count):
 
 
 class Task:
-    """What all tasks share. A subclass gives `name`; `meaning`, a legend to an instance; `vocabulary`, what each token stands for;
+    """What all tasks share. A subclass gives `meaning`, a legend to an instance; `vocabulary`, what each token stands for;
     `evaluate(model, seed, n)`; and `documents(rng, count)`: tokens of `count` documents behind one another, whether each is
-    a target, and each document's length. `make_task` adds `settings`: the task's name and parameters."""
+    a target, and each document's length. `make_task` adds `name` and `settings`, which are name and parameters."""
 
     def __init__(self, block_size, model, training):
         self.block_size = block_size  # tokens a model sees; a window has one more, the last target
@@ -139,6 +140,10 @@ class Task:
     @property
     def vocab_size(self):
         return len(self.vocabulary)
+
+    def check_block(self, instance):
+        """Refuse a block_size that an instance of so many tokens does not fit into."""
+        require(instance <= self.block_size + 1, "block_size", self.block_size, f"the longest instance needs at least {instance - 1}")
 
     def batch(self, seed, step, batch_size):
         """The training windows of one step: tokens int64, loss_mask bool, both (batch_size, block_size + 1).
@@ -197,6 +202,11 @@ def require(ok, field, value, allowed):
         raise ValueError(f"{field} = {value!r}: {allowed}")
 
 
+def powers_of_two(most):
+    """The scored hops or lengths: 1, 2, 4 .. and most."""
+    return sorted({2**i for i in range(most.bit_length())} | {most})
+
+
 # ------------------------------------------------------------------------------------------------------------
 # 2. Copy (paper Fig. 5): can one layer repeat a permutation?
 #
@@ -208,13 +218,12 @@ def require(ok, field, value, allowed):
 
 
 class Copy(Task):
-    name, meaning = "copy", "after <query>, the numbers once more in the same order"
+    meaning = "after <query>, the numbers once more in the same order"
 
-    def __init__(self, name, N, **settings):
+    def __init__(self, N, **settings):
         super().__init__(**settings)
         require(N >= 2, "N", N, "the number of tokens to copy must be at least 2")
-        fits = 2 * N + 1 <= self.block_size
-        require(fits, "block_size", self.block_size, f"an instance of N = {N} needs at least {2 * N + 1}")
+        self.check_block(2 * N + 2)
         self.N = N
         self.bos, self.query = N + 1, N + 2
         self.vocabulary = ["", *map(str, range(1, N + 1)), "<bos>", "<query>"]
@@ -253,19 +262,17 @@ class Depo(Task):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
     queries = 10  # questions an instance, or n if that is less
 
-    def __init__(self, name, N, K, V, word_len, **settings):
+    def __init__(self, N, K, V, word_len, **settings):
         super().__init__(**settings)
         require(N >= 3, "N", N, "a cycle needs at least 3 nodes")
         require(K >= 1, "K", K, "at least one hop")
         word_len = check_words(N, V, word_len)
-        longest = 1 + 2 * N * word_len[1] + min(self.queries, N) * (2 + 2 * word_len[1])
-        fits = longest <= self.block_size + 1
-        require(fits, "block_size", self.block_size, f"the longest instance of N = {N} needs at least {longest - 1}")
-        self.name, self.N, self.K, self.V, self.word_len = name, N, K, V, word_len
+        self.check_block(1 + 2 * N * word_len[1] + min(self.queries, N) * (2 + 2 * word_len[1]))
+        self.N, self.K, self.V, self.word_len = N, K, V, word_len
         self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<ans>", *(f"<query_{k}>" for k in range(1, K + 1))]
         self.bos, self.ans = self.vocab_size - K - 2, self.vocab_size - K - 1
         self.query = self.ans  # <query_k> is query + k
-        self.hops = sorted({2**i for i in range(K.bit_length())} | {K})  # the scored k: powers of two and K
+        self.hops = powers_of_two(K)  # the scored k
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
@@ -283,7 +290,7 @@ class Depo(Task):
         owner, at = ragged(sizes)  # the nodes of all cycles, in cycle order
         first = (np.cumsum(sizes) - sizes)[owner]
         pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], self.bos, 2 + self.K)])
-        bos, ans, query = len(owner), len(owner) + 1, len(owner) + 1  # rows of pieces; <query_k> is query + k
+        bos, ans, query = len(owner), len(owner) + 1, len(owner) + 1  # their rows in pieces, no tokens; <query_k> is query + k
 
         source = shuffle(rng, owner)  # the edges in random order
         target = first + (at + 1) % sizes[owner]
@@ -404,16 +411,14 @@ def distance_to_leaf(edge):
 class Brevo(Task):
     meaning = "edges, parent child; then all that q depends on, parents before their children"
 
-    def __init__(self, name, N, V=None, word_len=(1, 1), **settings):
+    def __init__(self, N, V=None, word_len=(1, 1), **settings):
         super().__init__(**settings)
         require(N >= 3, "N", N, "a graph needs at least 3 nodes")
         V = N if V is None else V
         word_len = check_words(N, V, word_len)
         edges = 4 * N - 10 if N > 3 else 3  # at most: the first node is the only leaf, and all others have min(4, node) parents
-        longest = 4 + int((2 * edges + 1 + N) * sum(word_len) / 2)  # with words of the mean length
-        fits = longest <= self.block_size + 1
-        require(fits, "block_size", self.block_size, f"an instance of N = {N} can need {longest - 1}")
-        self.name, self.N, self.V, self.word_len = name, N, V, word_len
+        self.check_block(4 + int((2 * edges + 1 + N) * sum(word_len) / 2))  # with words of the mean length
+        self.N, self.V, self.word_len = N, V, word_len
         self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
 
@@ -508,20 +513,19 @@ class Brevo(Task):
 
 
 class Mano(Task):
-    name, meaning = "mano", "an expression in prefix notation, and its value modulo 23"
+    meaning = "an expression in prefix notation, and its value modulo 23"
     modulus = 23
 
-    def __init__(self, name, L, **settings):
+    def __init__(self, L, **settings):
         super().__init__(**settings)
         require(L >= 1, "L", L, "at least one operator")
-        fits = 2 * L + 4 <= self.block_size
-        require(fits, "block_size", self.block_size, f"an instance of L = {L} needs at least {2 * L + 4}")
+        self.check_block(2 * L + 5)
         self.L = L
         self.operator = self.modulus + 1  # the number x is token 1 + x; then come + - *, <bos>, <ans>, <len_1> .. <len_L>
         self.bos, self.ans, self.len = self.operator + 3, self.operator + 4, self.operator + 4
         numbers, lengths = map(str, range(self.modulus)), (f"<len_{l}>" for l in range(1, L + 1))
         self.vocabulary = ["", *numbers, "+", "-", "*", "<bos>", "<ans>", *lengths]
-        self.scored = sorted({2**i for i in range(L.bit_length())} | {L})  # the scored l
+        self.scored = powers_of_two(L)  # l
 
     def documents(self, rng, count):
         tokens, lengths = self.instances(rng, rng.integers(1, self.L + 1, count))
@@ -694,9 +698,9 @@ def band_product(left, right, first, second, rows=64):
 
 
 class Lano(Task):
-    name, meaning = "lano", "a sentence of the grammar"
+    meaning = "a sentence of the grammar"
 
-    def __init__(self, name, cfg, root=None, **settings):
+    def __init__(self, cfg, root=None, **settings):
         super().__init__(**settings)
         require(cfg in GRAMMARS, "cfg", cfg, f"allowed: {', '.join(GRAMMARS)}")
         self.grammar = Grammar(GRAMMARS[cfg], root)
@@ -785,9 +789,9 @@ def meeting_order(seed, epoch, N):
 
 
 class Capo(Task):
-    name, meaning = "capo", "a life: names and values, by kind and number, and the words between them"
+    meaning = "a life: names and values, by kind and number, and the words between them"
 
-    def __init__(self, name, N, exposures, **settings):
+    def __init__(self, N, exposures, **settings):
         super().__init__(**settings)
         require(1 <= N <= POSSIBLE_NAMES // 50, "N", N, f"allowed: 1 to {POSSIBLE_NAMES // 50:,} people, at most 1/50 of the possible names")
         require(exposures >= 1, "exposures", exposures, "at least one")
@@ -804,8 +808,7 @@ class Capo(Task):
         self.told = np.array([self.layout.index(i) for i in range(len(COLUMNS))])  # where a person's tokens stand first
         different = np.random.default_rng(0).choice(WORDS**3, len(SENTENCES) * WORDINGS, replace=False)
         self.wordings = FIRST_WORD + np.stack(np.unravel_index(different, (WORDS,) * 3), 1).reshape(len(SENTENCES), WORDINGS, 3)
-        fits = len(self.layout) <= self.block_size + 1
-        require(fits, "block_size", self.block_size, f"a biography needs at least {len(self.layout) - 1}")
+        self.check_block(len(self.layout))
         self.a_window = (self.block_size + 1) // len(self.layout)  # biographies
 
     def steps(self, batch_size):
@@ -958,8 +961,8 @@ def make_task(name, preset="nano", **overrides):
         require(field in own, field, value, f"{name} has no such parameter; it has {', '.join(own)}")
         settings[field] = value
     settings["training"] = dict(settings["training"])  # the caller's own, to change
-    task = TASKS[name](name, **settings)
-    task.settings = {"name": name, **{f: v for f, v in settings.items() if f not in ("model", "training")}}
+    task = TASKS[name](**settings)
+    task.name, task.settings = name, {"name": name, **{f: v for f, v in settings.items() if f not in ("model", "training")}}
     return task
 
 
