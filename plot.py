@@ -34,26 +34,15 @@ import numpy as np
 NEEDED = {"run", "task", "model", "training", "seed", "preset", "device", "evals", "seconds"}
 
 
-def complete(run):
-    """The run itself. Raises KeyError if something is missing in it."""
-    if not NEEDED <= run.keys():
-        raise KeyError
-    return run
-
-
 def read_run(folder):
-    """The run in this folder, or None if it has no scores yet."""
-    try:
-        run = json.loads((folder / "config.json").read_text())
-        text = (folder / "metrics.jsonl").read_text()
-    except FileNotFoundError:
-        return None
+    """The run in this folder. Raises FileNotFoundError, ValueError, KeyError or TypeError if there is none."""
+    run = json.loads((folder / "config.json").read_text())
+    text = (folder / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # the last may be half written
     run["evals"] = [{"step": line["step"], "eval": line["eval"]} for line in lines if "eval" in line and "final" not in line]
     run["tokens_per_s"] = int(np.median([line["tokens_per_s"] for line in lines if "tokens_per_s" in line] or 0))
     run["seconds"] = next((line["seconds"] for line in lines if "final" in line), None)
-    run = complete(run)
-    return run if run["evals"] else None
+    return run
 
 
 def fail(message):
@@ -63,23 +52,22 @@ def fail(message):
 
 
 def read_all(paths):
-    """The runs in folders and packed .json files, each once; what is neither is passed over."""
+    """The runs in folders and packed .json files, each once, if they have scores; what is neither is passed over."""
     runs = []
     for path in map(Path, paths):
-        found = []
-        if path.is_dir():
-            try:
-                found = [read_run(path)]
-            except (ValueError, KeyError, TypeError):
-                fail(f"{path} is not a folder that train.py wrote")
-        elif path.suffix == ".json" and path.exists():
-            try:
-                found = [complete(run) for run in json.loads(path.read_text())["runs"]]
-            except (ValueError, KeyError, TypeError, AttributeError):
-                fail(f"{path} is not a file that --save wrote")
-        elif not path.exists():
+        if not path.exists():
             fail(f"{path} does not exist")
-        runs += [run for run in found if run and run not in runs]
+        if not (path.is_dir() or path.suffix == ".json"):
+            continue
+        try:
+            found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
+            if not all(NEEDED <= run.keys() for run in found):
+                raise KeyError
+        except FileNotFoundError:  # an empty folder, or one whose run has not begun to log
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError):
+            fail(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
+        runs += [run for run in found if run["evals"] and run not in runs]
     return runs
 
 
@@ -132,7 +120,7 @@ def family(label):
     return label.replace(",", "").split()[0]
 
 
-NUMBERS = {"KL": "nats", "bits": "bits", "bits/param": "bits a parameter"}  # the scores that are no shares, and their units
+NUMBERS = {"KL": "nats", "bits/param": "bits a parameter"}  # the scores that are no shares, and their units
 
 
 def score_names(runs):
@@ -146,11 +134,11 @@ class Over:
 
     def __init__(self, values):
         self.mean, self.low, self.high = float(np.mean(values)), min(values), max(values)
-        self.spread = self.high - self.low
+        self.spread, self.seeds = self.high - self.low, len(values)
 
     def written(self, score):
         mean, low, high = (f"{v:.3g}" if score == "depth" or score in NUMBERS else f"{100 * v:.0f}%" for v in (self.mean, self.low, self.high))
-        return f"{mean} ({low} to {high})"
+        return f"{mean} ({low} to {high})" if self.seeds > 1 else mean
 
 
 def table(runs):
@@ -159,9 +147,10 @@ def table(runs):
     rows = ["| | seeds | " + " | ".join(scores) + " |", "|---" * (len(scores) + 2) + "|"]
     for label, members in models(runs).items():
         last = [run["evals"][-1]["eval"] for run in members]
-        values = {score: [scores[score] for scores in last if score in scores] for score in scores}
+        values = {score: [end[score] for end in last if score in end] for score in scores}
         cells = [Over(values[score]).written(score) if values[score] else "" for score in scores]
-        rows.append(f"| {label} | {len(members)} | {' | '.join(cells)} |")
+        going = " (still training)" if any(run["seconds"] is None for run in members) else ""
+        rows.append(f"| {label}{going} | {len(members)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -284,19 +273,21 @@ def title(runs):
 # 4. The claims
 #
 # What the paper claims, what it measured, and a rule, a line of Python, by which the runs here show the same or do not. The rules
-# follow from the claims and the paper's numbers, not from our runs. Models have their names from train.py's sweeps. A rule
-# sees each model's scores over the seeds, as m[model].mean, .low, .high and .spread.
-#
-#   depth      of a run: the largest k up to which every tested k is at least 50% right
-#   answers    the mean over all tested k
-#   guessing   the same, so that guessing among the other nodes of the largest cycle counts as 0, and all right as 1
-#   longest    the score for the longest expressions
-#   main       of a task: its answers, sentences, bits a parameter, or the longest expressions
+# follow from the claims and the paper's numbers; README says which were written before their runs. Models have their names from
+# train.py's sweeps. A rule sees each model's scores over the seeds, as m[model].mean, .low, .high and .spread.
 # ------------------------------------------------------------------------------------------------------------
 
 
+LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon
+with RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
+linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own, Canon-ACD in its place, and both. Scores: "depth" is the largest k up to
+which every tested k is at least 50% right, "answers" the mean over all tested k, "guessing" the same with a guess among the other nodes of the largest
+cycle counted as 0, "longest" that of the longest expressions, "main" each task's own: one of these, all, sentences, or bits a parameter.
+"""
+
+
 def measured(run, what):
-    """The last value of this score, or of one made of several (above)."""
+    """The last value of this score, or of one made of several, as the legend says."""
     last = run["evals"][-1]["eval"]
     tested = sorted((int(name[2:]), value) for name, value in last.items() if name[:2] in ("k=", "l="))
     if what == "main":
@@ -340,7 +331,7 @@ CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
      ("NoPE + ABCD", "RoPE + ABCD"), lambda m: m["NoPE + ABCD"].mean >= m["RoPE + ABCD"].mean - NEAR),
     ("R3", "NoPE + Canon beats ALiBi and H-ALiBi (Depo1)", "yes", "nope", "answers",
      ("NoPE + ABCD", "ALiBi", "H-ALiBi"), lambda m: m["NoPE + ABCD"].low > max(m["ALiBi"].high, m["H-ALiBi"].high)),
-    ("R3", "No positions are better with Canon than RoPE(1/4) (Depo1)", "100% (k=8)", "nope", "answers",
+    ("R3", "With Canon, RoPE(1/4) is as good as RoPE and NoPE, or better (Depo1)", "100% (k=8)", "nope", "answers",
      ("RoPE(1/4) + ABCD", "RoPE + ABCD", "NoPE + ABCD"),
      lambda m: m["RoPE(1/4) + ABCD"].mean >= max(m["RoPE + ABCD"].mean, m["NoPE + ABCD"].mean) - NEAR),
     ("R3", "Canon lifts NoPE on every task", "yes", "tasks", "main", tuple(f"{task} NoPE{more}" for task in ALL_TASKS for more in ("", " + ABCD")),
@@ -360,7 +351,7 @@ CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
      ("mano swiglu", "mano silu"), lambda m: m["mano swiglu"].low > m["mano silu"].high),
     ("R5", "A gated MLP stores less than a standard one (Capo)", "yes", "mlp", "bits/param",
      ("capo swiglu", "capo silu"), lambda m: m["capo swiglu"].high < m["capo silu"].low),
-    ("R5", "Canon wins back a quarter of that or more", "about half", "mlp", "bits/param", ("capo swiglu", "capo swiglu + ABCD", "capo silu"),
+    ("R5", "Canon wins back a quarter or more of what a gated MLP loses (Capo)", "about half", "mlp", "bits/param", ("capo swiglu", "capo swiglu + ABCD", "capo silu"),
      lambda m: 0 < m["capo silu"].mean - m["capo swiglu"].mean <= 4 * (m["capo swiglu + ABCD"].mean - m["capo swiglu"].mean)),
     ("R5", "ReLU^2 helps the standard MLP (Mano)", "slightly", "mlp", "longest",
      ("mano relu2", "mano silu"), lambda m: m["mano relu2"].low > m["mano silu"].high),
@@ -398,7 +389,7 @@ def runs_of(sweep, model, preset, runs):
     def recipe(task, model, training, **other):
         return task, {**model, "short_conv": bool(model["short_conv"])}, training
 
-    prepared = train.prepare([*train.sweep_models(sweep, preset)[model].split(), "--preset", preset])
+    prepared = train.prepare([*train.sweeps(preset)[sweep][model].split(), "--preset", preset])
     wanted = recipe(**train.recipe_of(*prepared))
     return list({run["seed"]: run for run in runs if run["seconds"] is not None and recipe(**run) == wanted}.values())
 
@@ -417,14 +408,6 @@ def check(claim, runs):
             verdict = "too few seeds" if seeds < SEEDS else "**reproduced**" if rule(m) else "**not reproduced**"
             found.append((f"{what}: {'; '.join(cells)}", f"{preset}, {seeds} seeds, {', '.join(devices)}", verdict))
     return found
-
-
-LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon
-with RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
-linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own, Canon-ACD in its place, and both. Scores: "depth" is the largest k up to
-which every tested k is at least 50% right, "answers" the mean over all tested k, "guessing" the same with guesses counted as 0, "longest" that
-of the longest expressions, "main" each task's own.
-"""
 
 
 def claims_table(runs):
@@ -466,7 +449,8 @@ def main():
         stems = [prepared[0].out.name.removesuffix("0") for _, prepared in runs]
         paths = [path for path in sorted(Path("out").glob("*/")) if path.name.rstrip("0123456789") in stems]
     elif args.claims and not paths:
-        paths = [*sorted(Path("out").glob("*/")), *sorted(Path(__file__).parent.glob("results/*/runs.json"))]
+        # of two runs of one model and seed the later counts: the user's own
+        paths = [*sorted(Path(__file__).parent.glob("results/*/runs.json")), *sorted(Path("out").glob("*/"))]
     runs = read_all(paths)
     if not runs:
         fail("no scores yet in any of these")

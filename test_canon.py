@@ -1762,8 +1762,9 @@ def test_resume_goes_on_as_if_never_stopped(tmp_path):
     assert strip(lines(parts)) == strip(lines(whole))
     a, b = (torch.load(out / "ckpt.pt", weights_only=True)["model"] for out in (whole, parts))
     assert all(torch.equal(a[name], b[name]) for name in a)
+    left = (parts / "metrics.jsonl").read_text()
     run_train("--out", parts, *steps, "--resume")  # nothing left to do
-    assert strip(lines(parts)) == strip(lines(whole))
+    assert (parts / "metrics.jsonl").read_text() == left
 
 
 def test_workers_and_compile_change_nothing(tmp_path, monkeypatch):
@@ -1781,6 +1782,17 @@ def test_workers_and_compile_change_nothing(tmp_path, monkeypatch):
     assert len(compiled) == 2
     a, b = (lines(tmp_path / name) for name in ("plain", "fancy"))
     assert [line["loss"] for line in a[:-1]] == pytest.approx([line["loss"] for line in b[:-1]], abs=1e-3)
+
+
+@pytest.mark.parametrize("processes", (1, 2))
+def test_a_second_signal_ends_at_once_but_under_torchrun(processes, monkeypatch):
+    """There a process may get the same signal twice: from a batch system, and from torchrun, which passes on its own."""
+    monkeypatch.setattr(train, "WORLD", processes)
+    with train.stop_requests() as stop:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt) if processes == 1 else contextlib.nullcontext():
+            signal.raise_signal(signal.SIGINT)
+    assert stop == [signal.SIGINT] * processes
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
@@ -1836,9 +1848,9 @@ def test_data_loader_brings_the_same_batches_from_workers():
         assert np.array_equal(tokens.numpy(), want[0]) and np.array_equal(mask.numpy(), want[1]) and share == 1
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+@pytest.mark.skipif(os.name == "nt" or not torch.distributed.is_available(), reason="POSIX signals, torch.distributed")
 def test_two_processes_train_as_one_does(tmp_path):
-    """By torchrun, on Depo, whose rows have different numbers of targets; and Ctrl-C stops both after the same step."""
+    """By torchrun, on Depo, whose rows have different numbers of targets; and a signal stops both after the same step."""
     command = [str(HERE / "train.py"), "--task", "depo", "--preset", "nano", "--canon", "ac", "--device", "cpu", "--no-compile", "--eval-size", "16",
                "--batch-size", "6"]  # fmt: skip
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *command]
@@ -1850,9 +1862,10 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert [line["step"] for line in one] == [line["step"] for line in two] and one[0]["tokens"] == two[0]["tokens"]
     assert [line["loss"] for line in one[:-1]] == pytest.approx([line["loss"] for line in two[:-1]], rel=1e-4)
     assert json.loads((tmp_path / "two" / "config.json").read_text())["processes"] == 2
-    process = subprocess.Popen([*torchrun, "--steps", "1000000", "--out", "long"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen([*torchrun, "--steps", "1000000", "--out", "long"], cwd=tmp_path, stderr=subprocess.PIPE,
+                               stdout=subprocess.DEVNULL, text=True)  # fmt: skip
     wait_for_log(tmp_path / "long")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=120)[1].count("with --resume goes on") == 1
     assert torch.load(tmp_path / "long" / "ckpt.pt", weights_only=True)["step"] == lines(tmp_path / "long")[-1]["step"] >= 20
     done = subprocess.run([*torchrun, "--batch-size", "5", "--out", "odd"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -1935,7 +1948,7 @@ TINY_SWEEP = [word for word in TINY if word not in ("--task", "copy")] + ["--ste
 
 def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "sweep_models", lambda name, preset: {"one": "--task copy", "other": "--task copy --canon abcd"})
+    monkeypatch.setattr(train, "sweeps", lambda preset: {"copy": {"one": "--task copy", "other": "--task copy --canon abcd"}})
     sweep = ["--sweep", "copy", "--seeds", "2", *TINY_SWEEP]
     train.main([*sweep, "--dry-run"])
     commands = capsys.readouterr().out.splitlines()
@@ -1986,7 +1999,7 @@ def test_a_stopped_sweep_stops_its_runs(tmp_path):
 @pytest.mark.parametrize("preset", ("nano", "small"))
 def test_every_sweep_is_of_different_valid_runs(name, preset):
     runs = train.sweep_runs(name, 2, ["--preset", preset, "--device", "cpu"])
-    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.sweep_models(name, preset))
+    assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.sweeps(preset)[name])
 
 
 @pytest.mark.parametrize("bad, words", [(["--sweep", "no"], ["'no'", "copy"]), (["--sweep", "copy", "--seeds", "0"], ["seeds = 0"]),
@@ -2041,7 +2054,7 @@ def test_plot_reads_groups_and_draws(tmp_path):
     assert len(plot.read_all([tmp_path / "a0", tmp_path / "a0"])) == 1
     assert plot.table(runs).splitlines() == [
         "| | seeds | k=1 | k=2 |", "|---|---|---|---|", "| RoPE | 2 | 60% (40% to 80%) | 30% (20% to 40%) |",
-        "| RoPE + Canon-ABCD (act) | 1 | 90% (90% to 90%) | 45% (45% to 45%) |"]  # fmt: skip
+        "| RoPE + Canon-ABCD (act) (still training) | 1 | 90% | 45% |"]  # fmt: skip
     figure = plot.draw(runs)
     assert "N=6, K=2, n_layer=12, d_model=768, 1-2 seeds" in figure.get_suptitle()
     assert [axis.get_title() for axis in figure.axes[:2]] == ["k=1", "k=2"]
@@ -2093,7 +2106,7 @@ def test_plot_takes_runs_with_different_scores(tmp_path):
     for names in (("short", "long"), ("long", "short")):
         figure = plot.draw(plot.read_all([tmp_path / name for name in names]))
         assert [axis.get_title() for axis in figure.axes[:3]] == ["k=1", "k=2", "k=3"]
-        assert " | 50% (50% to 50%) | 25% (25% to 25%) | 17% (17% to 17%) |" in plot.table(plot.read_all([tmp_path / "short", tmp_path / "long"]))
+        assert " | 50% | 25% | 17% |" in plot.table(plot.read_all([tmp_path / "short", tmp_path / "long"]))
         assert "K=" not in figure.get_suptitle() and "N=6" in figure.get_suptitle()
         figure.savefig(tmp_path / "figure.svg")
 
@@ -2149,7 +2162,7 @@ def test_scores_of_claims():
 
 def made_up(sweep, name, preset, quality, seed):
     """A run of this model with all scores at this quality; the worst is the least steady."""
-    args, task, config, training = train.prepare([*train.sweep_models(sweep, preset)[name].split(), "--preset", preset])
+    args, task, config, training = train.prepare([*train.sweeps(preset)[sweep][name].split(), "--preset", preset])
     value = quality + 0.001 * seed * (1 + 99 * (quality == 0.2))
     names = {"copy": ["sequences"], "lano": ["sentences"], "capo": ["bits/param"], "brevo1": ["all"], "brevo2": ["all"], "mano": ["l=1", "l=2"]}
     scores = {name: value for name in names.get(task.name, ["k=1", "k=2", "k=4"])}
@@ -2177,6 +2190,20 @@ def test_claims_find_their_runs_and_can_fail(number, preset):
     assert verdicts == {"**reproduced**", "**not reproduced**"}
     assert plot.check(claim, runs[3:]) == [] and plot.check(claim, runs[2:])[0][2] == "too few seeds"
     assert plot.check(claim, runs[2:] + runs[2:])[0][2] == "too few seeds", "the same seed twice"
+
+
+def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in plot.read_all([HERE / "results" / "nano" / "runs.json"]):
+        if run["task"]["name"] == "copy" and run["model"]["canon"]:
+            folder = tmp_path / "out" / run["run"]
+            folder.mkdir(parents=True)
+            log = [{"step": 1, "eval": {"sequences": 0.125, "tokens": 0.5}}, {"final": True, "seconds": 1.0}]
+            (folder / "config.json").write_text(json.dumps(run))
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    monkeypatch.setattr(sys, "argv", ["plot.py", "--claims"])
+    plot.main()
+    assert "RoPE + ABCD 12% (12% to 12%) | nano, 3 seeds, cpu | **not reproduced** |" in (tmp_path / "out" / "claims.md").read_text()
 
 
 def test_table_of_claims(tmp_path, monkeypatch, capsys):

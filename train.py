@@ -12,8 +12,9 @@ plot.py reads the first two. On several GPUs of one machine, for example four:
 
     torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 
-Each of the four processes trains on its quarter of every batch, and PyTorch's DistributedDataParallel averages their gradients. So it is
-the same training, whatever their number.
+Each process makes every batch and trains on its share of the rows, so the batch size must be a multiple of their number; PyTorch's
+DistributedDataParallel averages their gradients. Up to rounding, the result does not depend on how many there are. The first also
+evaluates and writes.
 """
 
 import argparse
@@ -44,7 +45,8 @@ from kernels import has_cpp_compiler
 from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
 
 LOG_EVERY = 20  # steps
-RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # which process of how many, from torchrun
+# which process of how many this is, from torchrun
+RANK, WORLD = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if "TORCHELASTIC_RUN_ID" in os.environ else (0, 1)
 
 # ------------------------------------------------------------------------------------------------------------
 # 1. The command line
@@ -83,7 +85,7 @@ def parse_arguments(argv):
         "paper: the paper's numbers. Sets everything below that is not given")  # fmt: skip
     add("--N", type=int, help="size: numbers to copy, nodes of the largest cycle or graph, people")
     add("--K", type=int, help="depo: the most hops a question asks for")
-    add("--V", type=int, help="depo, brevo2: a word's tokens are drawn from V, its last from another V")
+    add("--V", type=int, help="depo, brevo2: words are spelled with tokens 1..V, and end with one of V+1..2V")
     add("--word-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="depo, brevo2: tokens a word")
     add("--L", type=int, help="mano: the most operators of an expression")
     add("--cfg", help=f"lano: the grammar, one of {', '.join(GRAMMARS)} (the last two want --block-size 1536)")
@@ -142,7 +144,7 @@ def add_sweep_flags(parser):
     add = parser.add_argument_group("sweep: many runs; all other flags go to each of them").add_argument
     add("--sweep", choices=SWEEPS, metavar="NAME", help=f"one of {', '.join(SWEEPS)}")
     add("--seeds", type=int, default=3, help="seeds 0 .. SEEDS-1 of each model (default %(default)s)")
-    add("--jobs", type=int, help="trainings side by side (default: one for each CPU core on a CPU, else 1)")
+    add("--jobs", type=int, help="trainings side by side (default: one for each CPU core on a CPU, else 1; all on the same GPU)")
     add("--dry-run", action="store_true", help="print the sweep's commands only")
 
 
@@ -155,23 +157,21 @@ def choose_device(wanted):
     return wanted
 
 
-def at_least(args, **fields):
-    """Refuse what is given and lower."""
+def at_least(values, **fields):
+    """Refuse what is given and lower, or no finite number."""
     for field, least in fields.items():
-        if getattr(args, field) is not None and getattr(args, field) < least:
-            fail(f"{field} = {getattr(args, field)}: must be at least {least}")
+        if values[field] is not None and not least <= values[field] < math.inf:
+            fail(f"{field} = {values[field]}: must be at least {least}")
 
 
 def check_numbers(training, args):
     """What a typing slip can break and no other check sees."""
-    for field, least in (("steps", 1), ("batch_size", 1), ("warmup", 0), ("weight_decay", 0)):
-        if not (math.isfinite(training[field]) and training[field] >= least):
-            fail(f"{field} = {training[field]}: must be at least {least}")
+    at_least(training, steps=1, batch_size=1, warmup=0, weight_decay=0)
+    at_least(vars(args), seed=0, workers=0, eval_every=1, eval_size=1)
     if not (math.isfinite(training["lr"]) and training["lr"] > 0):
         fail(f"lr = {training['lr']}: must be over 0")
     if training["schedule"] not in ("cosine", "linear"):
         fail(f"schedule = {training['schedule']!r}: allowed: cosine, linear")
-    at_least(args, seed=0, workers=0, eval_every=1, eval_size=1)
     if training["batch_size"] % WORLD:
         fail(f"batch_size = {training['batch_size']}: must be a multiple of the {WORLD} processes")
     if args.seed >= 2**63:
@@ -239,8 +239,8 @@ def write_atomically(path, write):
 class Stream(Dataset):
     """The task's batches as a data set of steps, so that PyTorch's loader brings them in order from any worker.
 
-    A process gets its rows of each batch, and what the mean loss over their targets must be multiplied by, so that the mean over
-    processes is the mean over all of the batch's targets, as if one process had them all.
+    A process gets every WORLD-th row, and its share = WORLD * own targets / all targets: what is averaged over processes is each
+    one's mean loss, and only times its share does that make the mean over all of the batch's targets.
     """
 
     def __init__(self, task, seed, batch_size):
@@ -306,12 +306,13 @@ PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "R
 @contextlib.contextmanager
 def stop_requests():
     """A list that Ctrl-C, a batch system's SIGTERM, or the end of the terminal adds to: the loop then saves and ends after the
-    step at hand. A second one ends the program at once."""
+    step at hand, or, of several processes, when they next log. A second one ends the program at once."""
     requests = []
 
     def note(number, frame):
         requests.append(number)
-        signal.signal(number, before[number])
+        if WORLD == 1:  # torchrun passes on what a process may have got already
+            signal.signal(number, before[number])
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
@@ -374,7 +375,7 @@ def train(argv):
     eval_every = args.eval_every or max(1, training["steps"] // 20)
 
     recipe = recipe_of(args, task, config, training)
-    out, checkpoint = args.out, args.out / "ckpt.pt"
+    out, checkpoint, metrics = args.out, args.out / "ckpt.pt", args.out / "metrics.jsonl"
     if args.resume:
         if not checkpoint.exists():
             fail(f"--resume: {checkpoint} does not exist")
@@ -384,6 +385,9 @@ def train(argv):
             fail(f"--resume: {checkpoint} cannot be read")
         if differs := difference(saved["recipe"], recipe):
             fail(f"--resume: {checkpoint} is of another configuration: {differs}")
+        if any("final" in line for line in whole_lines(metrics)):
+            tell(f"{out} is finished: nothing left to do")
+            return
     elif out.exists() and any(out.iterdir()):
         resume = "--resume goes on with it, or " if checkpoint.exists() else ""
         fail(f"{out} is not empty: {resume}choose another --out, or remove it")
@@ -400,12 +404,11 @@ def train(argv):
     optimizer = make_optimizer(model, training, device)
     start, seconds, last_eval = 0, 0.0, {}
     out.mkdir(parents=True, exist_ok=True)
-    metrics = out / "metrics.jsonl"
     if args.resume:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start, seconds, last_eval = saved["step"], saved["seconds"], saved["eval"]
-        log = [line for line in whole_lines(metrics) if line["step"] <= start and "final" not in line]
+        log = [line for line in whole_lines(metrics) if line["step"] <= start]
         write_atomically(metrics, lambda path: path.write_text("".join(json.dumps(line) + "\n" for line in log)))
     else:
         about = {
@@ -434,7 +437,10 @@ def train(argv):
     steps = range(start, training["steps"])
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
                         num_workers=workers, pin_memory=device == "cuda", worker_init_fn=ignore_interrupts)  # fmt: skip
-    forward = DistributedDataParallel(model) if WORLD > 1 else model
+    forward = model
+    if WORLD > 1:
+        forward = DistributedDataParallel(model)
+        forward.broadcast_buffers = False  # the tables of positions: the same everywhere
     forward = torch.compile(forward) if compiled else forward
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1, disable=RANK > 0)
     began = last_time = time.perf_counter()
@@ -494,7 +500,7 @@ def train(argv):
             last_step, last_time, waited = finished, time.perf_counter(), 0.0
         seconds += time.perf_counter() - began
         costs = {}
-        if windows:  # nothing to tell of a finished run that is resumed
+        if windows:  # nothing to tell if the run was cut off just before this line
             step_s, waiting = np.median(windows[1:] or windows, axis=0)  # between evaluations; the first steps compile
             rate = batch_tokens / step_s
             costs = {"step_ms": round(1e3 * step_s, 3), "tokens_per_s": round(rate), "data_share": round(waiting, 4)}
@@ -523,11 +529,9 @@ def train(argv):
 # plot.py holds the paper's claims against the models by these names.
 # ------------------------------------------------------------------------------------------------------------
 
-SWEEPS = ("copy", "depth", "nope", "ablation", "mlp", "linear", "families", "hybrid", "tasks", "capacity")
 
-
-def sweep_models(name, preset):
-    """{model: its command line} of a sweep, without seeds."""
+def sweeps(preset):
+    """{sweep: {model: its command line}}, without seeds."""
     depo, abcd = "--task depo", " --canon abcd"
     # On a CPU the linear mixers are slow: at nano they, and what is compared with them, train for less time. Rates as in results/README.md.
     rates = {"attention": 7e-3, "gla": 3.5e-3, "mamba2": 3.5e-3, "gdn": 7e-3}
@@ -559,13 +563,16 @@ def sweep_models(name, preset):
                   for label, pos in (("RoPE", "rope"), ("NoPE", "nope")) for more, canon in (("", ""), (" + ABCD", abcd))},
         "capacity": {f"{width} dims{more}": f"--task capo --d-model {width}{canon}" for width in ((16, 32, 64) if preset == "nano" else (128, 256, 512))
                      for more, canon in (("", ""), (" + ABCD", abcd))},
-    }[name]  # fmt: skip
+    }  # fmt: skip
+
+
+SWEEPS = tuple(sweeps("nano"))
 
 
 def sweep_runs(name, seeds, rest):
     """[(command line, what `prepare` makes of it)] of a sweep; ends the program if one of them is wrong."""
     preset = parse_arguments(["--task", "copy", *rest]).preset
-    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in sweep_models(name, preset).values()]
+    commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in sweeps(preset)[name].values()]
     runs = [(command, prepare(command)) for command in commands]
     if len({prepared[0].out for _, prepared in runs}) < len(runs):
         fail(f"{' '.join(rest)}: sweep {name} varies this itself")
@@ -586,7 +593,7 @@ def run_sweep(argv):
     for flag in ("--task", "--seed", "--out", "--resume"):
         if flag in (word.split("=")[0] for word in rest):
             fail(f"{flag}: each run of a sweep has its own")
-    at_least(sweep, seeds=1, jobs=1)
+    at_least(vars(sweep), seeds=1, jobs=1)
     if WORLD > 1:
         fail("--sweep starts its processes itself: python, not torchrun")
     runs = sweep_runs(sweep.sweep, sweep.seeds, rest)
@@ -596,7 +603,7 @@ def run_sweep(argv):
     first = runs[0][1][0]
     jobs = sweep.jobs or (os.cpu_count() if first.device == "cpu" else 1)
     environment = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs)), **os.environ} if first.device == "cpu" else None
-    waiting, going, failed, passed_on, steps = [], [], 0, False, {}
+    waiting, going, failed, told, steps = [], [], 0, False, {}
     for command, prepared in runs:
         out = prepared[0].out
         if (out / "config.json").exists() and (differs := difference(json.loads((out / "config.json").read_text()), recipe_of(*prepared))):
@@ -616,10 +623,12 @@ def run_sweep(argv):
                                                env=environment, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
                     going.append((process, out, errors))
                 time.sleep(1)
-                pass_on, still_going = bool(stop) and not passed_on, []
-                for process, out, errors in going:
-                    if pass_on:
+                if stop and not told:
+                    told = True
+                    for process, *_ in going:
                         process.send_signal(stop[0])  # it saves, and ends
+                still_going = []
+                for process, out, errors in going:
                     code = process.poll()
                     if code is None:
                         still_going.append((process, out, errors))
@@ -629,7 +638,7 @@ def run_sweep(argv):
                         last = errors.read().rstrip().splitlines()[-1:]
                         bar.write(f"train.py: {out.name} failed with status {code}: {''.join(last)}", file=sys.stderr)
                     steps[out] = max(steps[out], steps_done(out)[0])
-                going, passed_on = still_going, passed_on or pass_on
+                going = still_going
                 bar.n = sum(steps.values())
                 bar.set_postfix_str(f"{len(runs) - len(waiting) - len(going)} of {len(runs)} runs are over", refresh=False)
                 bar.refresh()
@@ -641,9 +650,7 @@ def run_sweep(argv):
         raise SystemExit(128 + stop[0])
     if failed:
         raise SystemExit(1)
-    usual = [prepared[0].out for _, prepared in sweep_runs(sweep.sweep, sweep.seeds, ["--preset", first.preset])]
-    as_usual = usual == [prepared[0].out for _, prepared in runs]
-    print(f"python plot.py {f'--sweep {sweep.sweep} --preset {first.preset}' if as_usual else 'out/*'} draws it")
+    print(f"python plot.py --sweep {sweep.sweep} --preset {first.preset} draws it (python plot.py out/* with flags of your own)")
 
 
 def main(argv=None):
