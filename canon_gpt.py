@@ -687,7 +687,7 @@ class CanonGPT(nn.Module):
         if state is not None:
             state[self] = start + T
         rope = None if self.cos is None else (self.cos[start : start + T], self.sin[start : start + T])
-        x = self.embed.weight[tokens]  # (B, T, D); not self.embed(tokens), whose gradient PyTorch 2.6 compiles wrongly on a CPU
+        x = self.embed(tokens)  # (B, T, D)
         bias = None if self.bias is None else self.bias[:, start : start + T, : start + T].to(working_dtype(x))
 
         for block in self.blocks:

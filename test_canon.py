@@ -43,7 +43,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
-needs_compiler = pytest.mark.skipif(not kernels.has_cpp_compiler() and not CUDA, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(not kernels.can_compile_on_cpu() and not CUDA, reason="no C++ compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -1771,13 +1771,13 @@ def test_workers_and_compile_change_nothing(tmp_path, monkeypatch):
     """Data from other processes, and a model through torch.compile (here without its code generator)."""
     compiled, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or real(model, backend="aot_eager"))
-    monkeypatch.setattr(train, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(train, "can_compile_on_cpu", lambda: True)
     for name, more in (("plain", ["--no-compile"]), ("fancy", ["--workers", 2, "--compile"])):
         run_train("--out", tmp_path / name, "--steps", 40, "--canon", "abcd", *more)
     assert len(compiled) == 1
     by_default = [argument for argument in TINY if argument != "--no-compile"]
     for there in (True, False):  # on the CPU it is the default where it can work
-        monkeypatch.setattr(train, "has_cpp_compiler", lambda there=there: there)
+        monkeypatch.setattr(train, "can_compile_on_cpu", lambda there=there: there)
         train.main([*by_default, "--steps", "2", "--out", str(tmp_path / str(there))])
     assert len(compiled) == 2
     a, b = (lines(tmp_path / name) for name in ("plain", "fancy"))
@@ -1926,7 +1926,7 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
 
 def test_compiling_without_a_compiler_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(train, "can_compile_on_cpu", lambda: False)
     assert_refused(lambda: run_train("--compile"), capsys, "--compile", "C++ compiler")
     assert not any(tmp_path.iterdir())
 

@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from canon_gpt import MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
-from kernels import has_cpp_compiler
+from kernels import can_compile_on_cpu
 from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
 
 LOG_EVERY = 20  # steps
@@ -365,10 +365,10 @@ def train(argv):
     device = args.device
     if WORLD > 1 and device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    compilable = device == "cuda" or (device == "cpu" and has_cpp_compiler())
+    compilable = device == "cuda" or (device == "cpu" and can_compile_on_cpu())
     compiled = compilable if args.compile is None else args.compile
     if compiled and device == "cpu" and not compilable:
-        fail("--compile on the CPU needs a C++ compiler and Python's headers, not found here: leave it out or install them")
+        fail("--compile on the CPU needs PyTorch 2.7, a C++ compiler and Python's headers, not all found here: leave it out or install them")
     if compiled and args.compile is None:  # nobody asked for it: a compiler that fails may cost speed, not the run
         torch._dynamo.config.suppress_errors = True
     workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0

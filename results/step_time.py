@@ -92,7 +92,7 @@ def main():
             canon_gpt.causal_conv = lambda x, weight, residual, activation, tail, conv=conv: conv(x, weight, residual, activation)
             found += compare(f"12L768D, {form}", task, ["", *(args.points or ("ac", "abcd"))], True, device, 16, steps)
     else:
-        for compiled in (False, True) if kernels.has_cpp_compiler() else (False,):
+        for compiled in (False, True) if kernels.can_compile_on_cpu() else (False,):
             for task in map(make_task, ("copy", "depo1")):
                 points = ["", *(args.points or ("abcd",))]
                 found += compare(task.name, task, points, compiled, device, task.training["batch_size"], steps)
