@@ -121,7 +121,7 @@ def parse_arguments(argv):
 
     add = parser.add_argument_group("run").add_argument
     add("--device", help="cuda, mps or cpu (default: the first of these that is there)")
-    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: yes on CUDA, and on a CPU with a C++ compiler)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: yes on CUDA, and on a CPU with PyTorch 2.7 and a C++ compiler)")
     add("--workers", type=int, help="processes that generate data (default: 4 on CUDA, else 0, which is in this process)")
     add("--eval-every", type=int, metavar="STEPS", help="score, and save, every so many steps (default: 20 times a run)")
     add("--eval-size", type=int, default=512, metavar="N", help="instances an evaluation draws (default %(default)s)")
