@@ -412,12 +412,15 @@ def check(claim, runs):
 
 def claims_table(runs):
     """The claims as Markdown."""
-    rows = [LEGEND, "| | claim | the paper | here: mean (lowest to highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
+    rows, verdicts = [], []
     for claim in CLAIMS:
         number, words, paper, sweep = claim[:4]
         for measured_here, where, verdict in check(claim, runs) or [("", f"`--sweep {sweep}`", "not run")]:
             rows.append(f"| {number} | {words} | {paper} | {measured_here} | {where} | {verdict} |")
-    return "\n".join(rows) + "\n"
+            verdicts.append(verdict)
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts)))
+    head = ["| | claim | the paper | here: mean (lowest to highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
+    return "\n".join([LEGEND, f"Verdicts: {counts}.\n", *head, *rows]) + "\n"
 
 
 def main():
