@@ -80,8 +80,8 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
 #     dh_s = sum_i w_i dy_{s+i}     the convolution in the other direction, ahead instead of back
 #     dw_i = sum_s dy_{s+i} h_s
 #
-# torch.compile makes loops without temporaries from plain expressions, so there nothing is done in place. But it needs the
-# derivative too: left to autograd it keeps padded copies of h for the backward pass.
+# torch.compile makes loops without temporaries from plain expressions, so there nothing is done in place. The derivative by hand
+# helps there too: left to autograd, padded copies of h are made and kept for the backward pass.
 #
 # The residual is one more in w_0, unless a SiLU comes between.
 # ------------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def implementations(device):
     """name -> function(x, weight, residual, activation) for what runs on this device."""
     found = {"definition": causal_conv_reference, "PyTorch": causal_conv_pytorch, "nn.Conv1d": conv1d}
     if device == "cuda" or can_compile_on_cpu():
-        found["torch.compile"] = torch.compile(causal_conv_reference)
+        found["torch.compile"] = torch.compile(causal_conv_pytorch)
     if triton is not None and (device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
         found["Triton"] = causal_conv_triton
     return found
@@ -365,7 +365,8 @@ def can_compile_on_cpu():
     """Whether torch.compile works on the CPU: it writes C++, which includes Python.h, and calls a compiler. PyTorch 2.6 does not count:
     what it makes of an embedding's gradient, gcc 12 makes wrong."""
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
-    return torch.__version__ >= (2, 7) and os.path.exists(header) and any(shutil.which(c) for c in (os.environ.get("CXX"), "c++", "g++", "clang++", "cl") if c)
+    compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++", "cl"))
+    return torch.__version__ >= (2, 7) and os.path.exists(header) and any(map(shutil.which, compilers))
 
 
 def value_and_grads(conv, x, weight, dy, *options):
