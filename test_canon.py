@@ -58,7 +58,8 @@ def seed():
 SHAPES = [(1, 1, 1), (2, 1, 5), (2, 2, 64), (1, 3, 7), (3, 37, 130), (2, 200, 33)]  # T < K; D off every block size
 SHAPES += [tuple(map(int, np.random.default_rng(i).integers(1, (5, 50, 150)))) for i in range(4)]
 OPTIONS = [(residual, activation) for residual in (True, False) for activation in (None, "silu")]
-IMPLEMENTATIONS = ["causal_conv", "causal_conv_pytorch", pytest.param("causal_conv_triton", marks=needs_triton)]
+FAST = ["causal_conv_pytorch", pytest.param("causal_conv_triton", marks=needs_triton)]
+IMPLEMENTATIONS = ["causal_conv", *FAST]
 
 
 def conv_inputs(B, T, D, K, dtype=torch.float32):
@@ -80,9 +81,9 @@ def test_convolution_by_hand():
     assert kernels.causal_conv_reference(x, weight, residual=False, tail=tail)[0, 0, 0] == 2 + 3 * 5
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("dtype, shape", [(torch.float32, shape) for shape in SHAPES]
+                         + [(dtype, shape) for dtype in (torch.bfloat16, torch.float16) for shape in SHAPES[2:5]], ids=str)  # fmt: skip
 def test_convolution_equals_the_definition_in_float64(name, dtype, shape):
     """Values and both gradients. Inputs are exact in either type and sums are float32, so what is left is rounding the
     result to dtype: by half a unit in the last place on hardware, 2^-8 relative in bfloat16 and 2^-11 in float16, but by
@@ -184,6 +185,16 @@ def test_autocast_leaves_the_convolution_alone(name):
     torch.testing.assert_close(y, kernels.causal_conv_reference(x, weight))  # float32 in, float32 out, float32 exact
 
 
+@pytest.mark.parametrize("name, shape", (("causal_conv_pytorch", (5, 300, 260)),
+                                         pytest.param("causal_conv_triton", (2, 300, 65), marks=needs_triton)))  # fmt: skip
+def test_convolution_over_many_blocks(name, shape):
+    """Where the derivative is summed over several parts of the batch (in PyTorch), or several programs a sequence (in Triton)."""
+    x, weight, dy = conv_inputs(*shape, 4)
+    got = kernels.value_and_grads(getattr(kernels, name), x, weight, dy, True, "silu")
+    want = kernels.value_and_grads(kernels.causal_conv_reference, x.double(), weight.double(), dy.double(), True, "silu")
+    assert max(map(kernels.relative_error, got, want)) < 1e-5
+
+
 def test_convolution_of_nothing():
     for shape in ((0, 4, 3), (2, 0, 3)):
         x = torch.zeros(shape, requires_grad=True)
@@ -209,12 +220,12 @@ def test_convolution_refuses_what_does_not_fit():
 # ------------------------------------------------------------------------------------------------------------
 
 CANONS = (
-    dict(canon=""), dict(canon="a"), dict(canon="b"), dict(canon="c"), dict(canon="d"), dict(canon="abcd"),
+    dict(canon="a"), dict(canon="b"), dict(canon="c"), dict(canon="d"),
     dict(canon="abcd", canon_kernel=2), dict(canon="abcd", canon_kernel=3), dict(canon="abcd", canon_residual=False),
     dict(canon="abcd", canon_silu=True), dict(canon="abcd", canon_frozen=True),
 )  # fmt: skip
 VARIANTS = [dict(pos=pos, canon=canon) for pos in POSITIONS for canon in ("", "abcd")]
-VARIANTS += [dict(canon) for canon in CANONS] + [dict(mlp=mlp, canon="ab" if mlp == "none" else "abcd") for mlp in MLPS]
+VARIANTS += [dict(canon) for canon in CANONS] + [dict(mlp=mlp, canon="ab" if mlp == "none" else "abcd") for mlp in MLPS if mlp != "swiglu"]
 LINEAR = ("gla", "mamba2", "gdn")
 VARIANTS += [
     dict(mixer=mixer, canon=canon, short_conv=conv) for mixer in LINEAR for canon, conv in (("", False), ("acd", True), ("abcd", None))
@@ -276,16 +287,20 @@ def test_canon_with_zero_weights_is_no_canon(points):
     assert torch.equal(model(tokens)[0], bare(tokens)[0])
 
 
-@pytest.mark.parametrize("point, widths", (("a", [768]), ("b", [2304]), ("c", [768]), ("d", [4096]), ("abcd", [768, 2304, 768, 4096])))
-def test_canon_points_and_widths(point, widths):
+@pytest.mark.parametrize("points", ("a", "b", "c", "d", "abcd"))
+def test_canon_points_and_widths(points):
     with torch.device("meta"):
-        model = CanonGPT(Config(vocab_size=10, block_size=8, n_layer=1, canon=point))
-    canons = [module for module in model.modules() if isinstance(module, Canon)]
-    assert [module.weight.shape for module in canons] == [(4, width) for width in widths]
+        model = CanonGPT(Config(vocab_size=10, block_size=8, n_layer=1, canon=points))
+    places = {"a": ("canon_a", 768), "b": ("mixer.canon", 2304), "c": ("canon_c", 768), "d": ("mlp.canon", 4096)}
+    found = {name: module.weight.shape for name, module in model.blocks[0].named_modules() if isinstance(module, Canon)}
+    assert found == {name: (4, width) for point, (name, width) in places.items() if point in points}
 
 
-@pytest.mark.parametrize("residual, silu", ((True, False), (False, False), (True, True), (False, True)))
-@pytest.mark.parametrize("pos, turned", (("nope", 0), ("rope4", 2), ("rope", 8)))
+WHERE = [("nope", 0, True, False), ("rope4", 4, True, False), ("alibi", 0, True, False), ("halibi", 0, True, False)]
+WHERE += [("rope", 16, residual, silu) for residual in (True, False) for silu in (True, False)]
+
+
+@pytest.mark.parametrize("pos, turned, residual, silu", WHERE)
 def test_canon_points_are_where_the_paper_puts_them(pos, turned, residual, silu):
     """One block recomputed from its parts: the convolution written out, rotary as products of complex numbers."""
 
@@ -297,19 +312,19 @@ def test_canon_points_are_where_the_paper_puts_them(pos, turned, residual, silu)
     def norm(module, h):
         return h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.weight
 
-    def rotary(h):  # (B, H, T, 8), the first `turned` dims: dim j and dim j + turned / 2 make a complex number
+    def rotary(h):  # (B, H, T, 16), the first `turned` dims: dim j and dim j + turned / 2 make a complex number
         half = turned // 2
         angle = torch.arange(24).double()[:, None] * 10000 ** (-torch.arange(half).double() / max(half, 1))
         z = torch.complex(h[..., :half], h[..., half:turned]) * torch.polar(torch.ones_like(angle), angle)
         return torch.cat([z.real, z.imag, h[..., turned:]], dim=-1)
 
-    model = small_model(canon="abcd", pos=pos, n_layer=1, canon_residual=residual, canon_silu=silu).double()
+    model = small_model(canon="abcd", pos=pos, n_layer=1, n_head=2, canon_residual=residual, canon_silu=silu).double()
     tokens = torch.randint(0, 19, (2, 24))
     block, x = model.blocks[0], model.embed(tokens)
     h = canon(block.canon_a, norm(block.norm1, x))
-    q, k, v = canon(block.mixer.canon, h @ block.mixer.qkv.weight.T).view(2, 24, 3, 4, 8).permute(2, 0, 3, 1, 4)
-    logits = rotary(q) @ rotary(k).transpose(-1, -2) / 8**0.5
-    logits = logits.masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
+    q, k, v = canon(block.mixer.canon, h @ block.mixer.qkv.weight.T).view(2, 24, 3, 2, 16).permute(2, 0, 3, 1, 4)
+    logits = rotary(q) @ rotary(k).transpose(-1, -2) / 16**0.5
+    logits = logits + (torch.full((24, 24), -torch.inf).triu(1) if model.bias is None else model.bias)
     mixed = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
     x = x + mixed @ block.mixer.out.weight.T
     h = canon(block.canon_c, norm(block.norm2, x))
@@ -349,12 +364,9 @@ def test_initialisation():
         assert weight.abs().max() <= bound and weight.abs().max() > 0.999 * bound
         assert abs(weight.mean()) < 5 * bound / (3 * weight.numel()) ** 0.5
         assert abs(weight.var() / (bound**2 / 3) - 1) < 5 * (0.8 / weight.numel()) ** 0.5
-    # the same rule as a depthwise Conv1d's
-    conv = torch.nn.Conv1d(20_000, 20_000, 4, groups=20_000).weight
-    assert conv.abs().max() <= 0.5 and abs(conv.var() / (0.25 / 3) - 1) < 0.02
 
 
-@pytest.mark.parametrize("mlp", [mlp for mlp in MLPS if mlp != "none"])
+@pytest.mark.parametrize("mlp", ("swiglu", "silu"))
 @pytest.mark.parametrize("d_model", (512, 768))
 def test_parameter_counts(mlp, d_model):
     with torch.device("meta"):
@@ -417,17 +429,6 @@ def test_alibi_masks_by_hand():
         assert torch.equal(halibi[head], torch.tensor([[0, x, x, x], [0, 0, x, x], [0, 0, 0, x], [0, 0, 0, 0]]))
 
 
-@pytest.mark.parametrize("pos", ("alibi", "halibi"))
-def test_attention_uses_the_bias(pos):
-    model = small_model(pos=pos).double()
-    attention: Attention = model.blocks[0].mixer
-    x = torch.randn(2, 24, 32).double()
-    q, k, v = (x @ attention.qkv.weight.T).view(2, 24, 3, 4, 8).permute(2, 0, 3, 1, 4)
-    weights = (q @ k.transpose(-1, -2) / 8**0.5 + model.bias).softmax(-1)
-    want = (weights @ v).transpose(1, 2).flatten(2) @ attention.out.weight.T
-    torch.testing.assert_close(attention(x, bias=model.bias), want, atol=1e-6, rtol=1e-6)
-
-
 def test_without_positions_attention_sees_a_set():
     """NoPE without Canon: shuffling what came before leaves a single layer's last logits alone. Canon ends that."""
     tokens = torch.randint(0, 19, (1, 24))
@@ -473,6 +474,10 @@ def test_generate():
     chi2 = ((counts - expected)[likely] ** 2 / expected[likely]).sum().item()
     assert chi2 < likely.sum() + 5 * (2 * likely.sum()) ** 0.5
 
+    state = {}
+    model(torch.zeros(1, 24, dtype=torch.int64), state=state)
+    with pytest.raises(ValueError, match="block_size"):
+        model(torch.zeros(1, 1, dtype=torch.int64), state=state)
     assert model.generate(tokens, 20).shape == (3, 25)  # the last token is never fed
     for call in (lambda: model.generate(tokens, 21), lambda: model(torch.zeros(1, 25, dtype=torch.int64))):
         with pytest.raises(ValueError, match="block_size"):
@@ -494,7 +499,13 @@ def test_generate_from_texts_of_different_lengths():
                 assert all(token == stop for token in [*row[known:], *alone[known:]])
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=label)
+# what takes another path through the code; the convolution's own are compiled above
+COMPILED = [dict(pos=pos, canon="abcd") for pos in POSITIONS]
+COMPILED += [dict(canon=""), dict(canon="abcd", canon_frozen=True), dict(canon="ab", mlp="none"), dict(canon="abcd", mlp="relu2")]
+COMPILED += [dict(mixer="gla,mamba2,gdn,attention", n_layer=4, canon=canon, short_conv=bool(canon)) for canon in ("", "acd")]
+
+
+@pytest.mark.parametrize("options", COMPILED, ids=label)
 def test_model_compiles_in_one_graph(options):
     """Without the code generator, but with its decompositions: PyTorch 2.13 gets a stride of softplus's own backward wrong."""
     model = small_model(**options)
@@ -592,13 +603,6 @@ def test_chunked_equals_the_recurrence(kind, case):
         results.append([o, final, *torch.autograd.grad(loss, list(named.values()))])
     for name, want, got in zip(("o", "final state", *named), *results):
         torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_chunked_gradcheck(kind):
-    inputs = [u.requires_grad_() if u is not None else None for u in recurrence_inputs(kind, 1, 5, 2, 3, 2)]
-    state = torch.randn(1, 2, 3, 2).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda *u: chunked_linear_attention(*u, chunk=2), (*inputs, state))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -770,7 +774,7 @@ def test_short_convolutions_as_their_authors_have_them():
 
 @pytest.mark.parametrize("mixer, mixer_size, point_b", (("gla", 4, 2), ("mamba2", 6, 4), ("gdn", 6, 3)))
 @pytest.mark.parametrize("d_model", (512, 768))
-@pytest.mark.parametrize("mlp", MLPS)
+@pytest.mark.parametrize("mlp", ("swiglu", "silu"))
 def test_linear_parameter_counts(mixer, mixer_size, point_b, d_model, mlp):
     """Mixer and MLP share 12 d^2; beside their matrices there are only gates, norms and convolutions."""
     with torch.device("meta"):
@@ -1195,7 +1199,7 @@ def test_brevo_graphs_follow_their_distribution():
     assert chi_square_fits(np.bincount(leaves)[1:], [1 / 4] * 4)  # 1 .. (13 - 1) // 4 + 1
     degree = edge.sum(1)
     assert np.array_equal(degree > 0, np.arange(n) >= leaves[:, None])
-    assert (edge.sum(2) <= 4).all() and not edge[:, *np.tril_indices(n)].any()
+    assert edge.sum(2).max() == 4 and not edge[(slice(None), *np.tril_indices(n))].any()
     four = leaves == 4  # node 4 can choose among four leaves, freely: 1 .. 4 of them, any as likely as the others
     assert chi_square_fits(np.bincount(degree[four, 4])[1:], [1 / 4] * 4)
     sets = Counter(map(bytes, edge[four][:, :4, 4]))
@@ -1465,16 +1469,10 @@ def test_lano_windows_and_samples():
     for row in tokens.tolist():
         text = "".join(map(str, row)).split(str(task.bos))[1:-1]
         assert len(text) > 0 and all(tuple(map(int, sentence)) in language for sentence in text)
-    # sentences come with their probabilities: by the length
-    _, lengths = task.grammar.sample(np.random.default_rng(0), 5000)
-    chances = defaultdict(float)
-    for text, p in language.items():
-        chances[len(text)] += p
-    counts = Counter(lengths.tolist())
-    assert set(counts) <= set(chances)
-    common = [n for n in chances if chances[n] > 0.002]
-    total = sum(chances[n] for n in common)
-    assert chi_square_fits([counts[n] for n in common], [chances[n] / total for n in common])
+    # sentences come with their probabilities
+    text, lengths = task.grammar.sample(np.random.default_rng(0), 5000)
+    counts = Counter(map(tuple, np.split(text, np.cumsum(lengths)[:-1])))
+    assert set(counts) == set(language) and chi_square_fits([counts[u] for u in language], list(language.values()))
 
 
 def test_lano_scores():
@@ -1522,9 +1520,9 @@ def test_lano_scores():
 def test_lano_charts_of_many_rows():
     task = make_task("lano", "nano", root=10, block_size=20)
     tokens = torch.from_numpy(tasks.padded(*task.grammar.sample(np.random.default_rng(0), 20)))
-    width = 300  # so wide that 20 rows are taken one after another
+    width = 600  # so wide that 20 rows are taken a few at a time
     tokens = F.pad(tokens, (0, width - tokens.shape[1]))
-    assert 2**21 // width**2 > 1 and torch.equal(task.charts(tokens)[:, :20], task.grammar.chart(tokens[:, :19]))
+    assert 1 < 2**21 // width**2 < 20 and torch.equal(task.charts(tokens)[:, :20], task.grammar.chart(tokens[:, :19]))
 
 
 # ---- Capo
@@ -1549,6 +1547,7 @@ def test_capo_meets_everybody_once_an_epoch_in_new_words():
             pronoun, facts = people[who, 3], people[who, 4:].tolist()
             expected = [task.bos, *life[1:4], *facts[:3], *itertools.chain(*([pronoun, fact] for fact in facts[3:]))]
             assert said == expected
+            assert all(life[at : at + 3] in task.wordings[i].tolist() for i, at in enumerate((4, 11, 16, 21, 26, 31)))
             told[who].add(tuple(life))
     for epoch in range(4):
         assert sorted(met[30 * epoch : 30 * epoch + 30]) == list(range(30))
@@ -1626,9 +1625,9 @@ BAD_TASKS = (
 
 
 @pytest.mark.parametrize("name", [*tasks.PRESETS, *tasks.ALIASES])
-def test_examples_are_printed(name):
-    shown = subprocess.run([sys.executable, HERE / "tasks.py", name], capture_output=True, text=True, check=True).stdout
-    title, text, legend = shown.split("\n\n")
+def test_examples_are_printed(name, capsys):
+    tasks.main([name])
+    title, text, legend = capsys.readouterr().out.split("\n\n")
     task = make_task(name)
     assert title.startswith(task.name) and task.meaning in legend
     words = text.replace("[", " ").replace("]", " ").replace(".", ". ").split()
@@ -1640,6 +1639,8 @@ def test_examples_are_printed(name):
 def test_example_of_nothing_known():
     failed = subprocess.run([sys.executable, HERE / "tasks.py", "sort"], capture_output=True, text=True)
     assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "'sort'" in failed.stderr and not failed.stdout
+    shown = subprocess.run([sys.executable, HERE / "tasks.py", "copy"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("copy: N = 64")
 
 
 @pytest.mark.parametrize("name, preset, options, message", BAD_TASKS, ids=str)
@@ -1687,6 +1688,8 @@ def test_command_line_end_to_end(tmp_path):
     assert [line["step"] for line in log] == [20, 30, 40, 60, 60]
     assert all({"step", "tokens", "loss", "lr", "tokens_per_s"} <= set(line) for line in log[:-1])
     assert [line["step"] for line in log if "eval" in line] == [30, 60, 60]
+    training = config["training"]
+    assert all(line["lr"] == train.learning_rate(line["step"] - 1, training) for line in log[:-1])
     assert log[-1]["final"] is True and log[-1]["seconds"] > 0 and log[1]["tokens"] == 30 * 8 * 20
     assert log[-1]["tokens_per_s"] == pytest.approx(8 * 20 * 1e3 / log[-1]["step_ms"], rel=0.01) and 0 < log[-1]["data_share"] < 1
     assert all(cost in done.stdout for cost in ("step_ms", "tokens_per_s", "data_share"))
@@ -1999,6 +2002,7 @@ def test_a_stopped_sweep_stops_its_runs(tmp_path):
 @pytest.mark.parametrize("preset", ("nano", "small"))
 def test_every_sweep_is_of_different_valid_runs(name, preset):
     runs = train.sweep_runs(name, 2, ["--preset", preset, "--device", "cpu"])
+    assert len({json.dumps(train.recipe_of(*prepared)) for _, prepared in runs}) == len(runs)
     assert len({prepared[0].out for _, prepared in runs}) == len(runs) == 2 * len(train.sweeps(preset)[name])
 
 
@@ -2058,6 +2062,8 @@ def test_plot_reads_groups_and_draws(tmp_path):
     figure = plot.draw(runs)
     assert "N=6, K=2, n_layer=12, d_model=768, 1-2 seeds" in figure.get_suptitle()
     assert [axis.get_title() for axis in figure.axes[:2]] == ["k=1", "k=2"]
+    assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [pytest.approx([30, 60]), pytest.approx([90])]
+    assert [bar.get_width() for bar in figure.axes[2].patches] == pytest.approx([60, 90])
     assert "still training" in figure.axes[2].get_yticklabels()[1].get_text()
     for i in range(30):
         fake_run(tmp_path / f"d{i}", i, [0.5], n_layer=i + 1)
