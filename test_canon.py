@@ -18,10 +18,12 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import matplotlib
-import numpy as np
-import pytest
-import torch
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: for work this small, a second thread mostly waits
+
+import matplotlib  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
