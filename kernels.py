@@ -459,8 +459,8 @@ def benchmark(device, shapes, dtype):
 
 
 def device_name(device):
-    """As it stands over a table of times."""
-    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    """As it stands over a table of times, and in a run's configuration."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads"
 
 
 def json_file(text):

@@ -1667,11 +1667,13 @@ def lines(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def wait_for_log(out):
-    """Until a run in another process has begun to log."""
-    deadline = time.time() + 120
-    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text()) and time.time() < deadline:
+def wait_for_logs(folder, count=1):
+    """The logs below this folder, as soon as so many runs in other processes have begun to log."""
+    logs, deadline = [], time.time() + 120
+    while len(logs) < count and time.time() < deadline:
         time.sleep(0.1)
+        logs = [path for path in folder.rglob("metrics.jsonl") if path.stat().st_size > 0]
+    return logs
 
 
 def test_command_line_end_to_end(tmp_path):
@@ -1805,7 +1807,7 @@ def test_ctrl_c_saves(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, str(HERE / "train.py"), *TINY, "--steps", "1000000", "--eval-every", "500000", "--out", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    wait_for_log(out)
+    wait_for_logs(out)
     process.send_signal(signal.SIGINT)
     assert "--resume" in process.communicate(timeout=120)[1].splitlines()[-1]
     assert process.returncode == 130
@@ -1869,7 +1871,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert json.loads((tmp_path / "two" / "config.json").read_text())["processes"] == 2
     process = subprocess.Popen([*torchrun, "--steps", "1000000", "--out", "long"], cwd=tmp_path, stderr=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, text=True)  # fmt: skip
-    wait_for_log(tmp_path / "long")
+    wait_for_logs(tmp_path / "long")
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=120)[1].count("with --resume goes on") == 1
     assert torch.load(tmp_path / "long" / "ckpt.pt", weights_only=True)["step"] == lines(tmp_path / "long")[-1]["step"] >= 20
@@ -1989,10 +1991,7 @@ def test_a_sweep_runs_skips_and_resumes(tmp_path, monkeypatch, capsys):
 def test_a_stopped_sweep_stops_its_runs(tmp_path):
     command = [sys.executable, str(HERE / "train.py"), "--sweep", "copy", "--seeds", "1", "--jobs", "2", *TINY_SWEEP[:-1], "1000000"]
     sweep = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    logs, deadline = set(), time.time() + 120
-    while len(logs) < 2 and time.time() < deadline:
-        time.sleep(0.2)
-        logs = {path for path in tmp_path.glob("out/*/metrics.jsonl") if path.stat().st_size > 0}
+    logs = wait_for_logs(tmp_path / "out", 2)
     sweep.send_signal(signal.SIGINT)
     assert "the same command goes on" in sweep.communicate(timeout=60)[1] and sweep.returncode == 130
     assert len(logs) == 2

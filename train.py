@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from canon_gpt import MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
-from kernels import can_compile_on_cpu
+from kernels import can_compile_on_cpu, device_name
 from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
 
 LOG_EVERY = 20  # steps
@@ -222,6 +222,12 @@ def whole_lines(path):
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def steps_done(out):
+    """How many steps the run in this folder has logged, and whether it is finished."""
+    log = whole_lines(out / "metrics.jsonl")
+    return (log[-1]["step"], "final" in log[-1]) if log else (0, False)
+
+
 def write_atomically(path, write):
     """A file that a crash leaves whole: the old one or the new one. Of several processes, the first writes."""
     if RANK > 0:
@@ -385,7 +391,7 @@ def train(argv):
             fail(f"--resume: {checkpoint} cannot be read")
         if differs := difference(saved["recipe"], recipe):
             fail(f"--resume: {checkpoint} is of another configuration: {differs}")
-        if any("final" in line for line in whole_lines(metrics)):
+        if steps_done(out)[1]:
             tell(f"{out} is finished: nothing left to do")
             return
     elif out.exists() and any(out.iterdir()):
@@ -414,7 +420,7 @@ def train(argv):
         about = {
             "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
             "command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
-            "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",
+            "device": device_name(device),
             "processes": WORLD, "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         }  # fmt: skip
         write_atomically(out / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
@@ -506,7 +512,7 @@ def train(argv):
             costs = {"step_ms": round(1e3 * step_s, 3), "tokens_per_s": round(rate), "data_share": round(waiting, 4)}
         if windows and device == "cuda":
             costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-            if peak := next((peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", torch.cuda.get_device_name())), None):
+            if peak := next((peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", device_name(device))), None):
                 costs["mfu"] = round(rate * flops_per_token(model) / (WORLD * peak), 4)  # model FLOPs utilisation
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), **costs, "final": True}) + "\n")
 
@@ -577,12 +583,6 @@ def sweep_runs(name, seeds, rest):
     if len({prepared[0].out for _, prepared in runs}) < len(runs):
         fail(f"{' '.join(rest)}: sweep {name} varies this itself")
     return runs
-
-
-def steps_done(out):
-    """How many steps the run in this folder has logged, and whether it is finished."""
-    log = whole_lines(out / "metrics.jsonl")
-    return (log[-1]["step"], "final" in log[-1]) if log else (0, False)
 
 
 def run_sweep(argv):
