@@ -470,11 +470,11 @@ def json_file(text):
     return Path(text)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Check every form of the convolution against float64 and time it.")
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Check every form of the convolution against float64 and time it.", usage=argparse.SUPPRESS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="save errors and times there, too")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     device = args.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this machine has no CUDA device that PyTorch can use")
@@ -490,3 +490,7 @@ if __name__ == "__main__":
     if args.json:
         about["date"] = time.strftime("%Y-%m-%d")
         args.json.write_text(json.dumps({**about, "errors": errors, "times": times}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ with slow code that is obviously right, written here again from the definitions;
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -215,6 +216,28 @@ def test_convolution_refuses_what_does_not_fit():
     ):
         with pytest.raises(ValueError):
             bad()
+
+
+def test_kernels_py_checks_times_and_saves(tmp_path, monkeypatch, capsys):
+    """By a clock that always shows the same."""
+    monkeypatch.setattr(kernels, "can_compile_on_cpu", lambda: False)
+    monkeypatch.setattr(kernels, "quartiles_ms", lambda f, device: (f(), (1.0, 2.0, 4.0))[1])
+    kernels.main(["--device", "cpu", "--json", str(tmp_path / "kernels.json")])
+    saved = json.loads((tmp_path / "kernels.json").read_text())
+    assert {"definition", "PyTorch", "nn.Conv1d"} <= set(saved["errors"]) and saved["errors"]["PyTorch"]["float32"] < 1e-6
+    assert len(saved["times"]) == 9
+    for row in saved["times"]:
+        assert row["copy_gb_per_s"] == pytest.approx(2 * 4 * row["B"] * row["T"] * row["D"] / 1e9 / 2e-3)
+        assert (row["forward_of_copy"], row["backward_of_copy"]) == pytest.approx((1, 1.5)) and row["backward_ms"] == [1, 2, 4]
+    assert capsys.readouterr().out.count("2.000 (1.000-4.000)") == 18
+    monkeypatch.setattr(kernels, "implementations", lambda device: {"wrong": lambda x, w, *options: kernels.causal_conv(x, w * 1.001, *options)})
+    with pytest.raises(SystemExit, match="wrong, torch.float32: relative error"):
+        kernels.main(["--device", "cpu"])
+    capsys.readouterr()
+    for bad in (["--json", str(tmp_path / "nowhere" / "kernels.json")], ["--json", str(tmp_path)], ["--device", "tpu"]):
+        with pytest.raises(SystemExit) as refused:
+            kernels.main(bad)
+        assert refused.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -1058,49 +1081,55 @@ def test_presets_make_sense(name):
             assert task.N > 2 * task.K
 
 
-@pytest.mark.parametrize("name", ("copy", "depo1"))
+class Fake(torch.nn.Module):
+    """A model of the methods given, as evaluations use it: they look at its parameters for the device."""
+
+    def __init__(self, **methods):
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+        self.__dict__.update(methods)
+
+
+@pytest.mark.parametrize("name", ("copy", "depo1", "brevo1", "mano"))
 def test_evaluation_is_repeatable_and_on_fresh_data(name):
-    task, seen = make_task(name), []
-    parameter = torch.nn.Parameter(torch.zeros(1))
+    task = make_task(name)
+    seen = {"first": [], "again": [], "other": []}
 
-    class Spy(torch.nn.Module):
-        def forward(self, tokens):
-            seen.append(tokens)
-            return torch.zeros(*tokens.shape, task.vocab_size), None
+    def forward(tokens):
+        asked.extend(row.tobytes() for row in tokens[:, :20].numpy())
+        return torch.zeros(*tokens.shape, task.vocab_size), None
 
-        def parameters(self):
-            return iter([parameter])
+    def generate(tokens, max_new_tokens, temperature, stop, lengths):
+        forward(tokens)
+        return F.pad(tokens, (0, max_new_tokens), value=stop)
 
-    for seed in (0, 0, 1):
-        task.evaluate(Spy(), seed, 30)
-    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
-    first = {row[:20].tobytes() for step in range(20) for row in task.batch(0, step, 32)[0]}
-    assert not first & {row[:20].tobytes() for row in seen[0].numpy()}
+    for (_, asked), seed in zip(seen.items(), (0, 0, 1)):
+        task.evaluate(Fake(forward=forward, generate=generate), seed, 30)
+    assert seen["first"] == seen["again"] != seen["other"]
+    # Mano's short expressions are few: its longest are what can be fresh
+    asked = set(seen["first"][-30:] if name == "mano" else seen["first"])
+    assert len(asked) >= 30 and not asked & {row[:20].tobytes() for step in range(20) for row in task.batch(0, step, 32)[0]}
 
 
-class Oracle(torch.nn.Module):
+def depo_oracle(task, wrong):
     """Answers Depo by parsing its input, or is wrong wherever `wrong(k)` says so."""
 
-    def __init__(self, task, wrong):
-        super().__init__()
-        self.task, self.wrong, self.unused = task, wrong, torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, tokens):
-        logits = torch.zeros(*tokens.shape, self.task.vocab_size)
+    def forward(tokens):
+        logits = torch.zeros(*tokens.shape, task.vocab_size)
         for b, row in enumerate(tokens.tolist()):
             words, spans, k = [], [], None
             current = []
             for i, token in enumerate(row):
-                if 1 <= token <= 2 * self.task.V:
+                if 1 <= token <= 2 * task.V:
                     current.append(token)
-                    if token > self.task.V:
+                    if token > task.V:
                         words.append(tuple(current))
                         current = []
-                elif token > self.task.ans:
+                elif token > task.ans:
                     if k is None:
                         successor = dict(zip(words[::2], words[1::2]))
-                    k = token - self.task.ans
-                elif token == self.task.ans:
+                    k = token - task.ans
+                elif token == task.ans:
                     answer = words[-1]
                     for _ in range(k):
                         answer = successor[answer]
@@ -1109,15 +1138,17 @@ class Oracle(torch.nn.Module):
                 for j, token in enumerate(answer):
                     if i + j < tokens.shape[1]:
                         last = j == len(answer) - 1
-                        logits[b, i + j, 0 if self.wrong(k) and last else token] = 1
+                        logits[b, i + j, 0 if wrong(k) and last else token] = 1
         return logits, None
+
+    return Fake(forward=forward)
 
 
 @pytest.mark.parametrize("name, options", (("depo1", dict(N=13, K=6, block_size=200)), ("depo2", {})), ids=str)
 def test_depo_scores_an_oracle(name, options):
     task = make_task(name, "nano", **options)
-    assert task.evaluate(Oracle(task, lambda k: False), 0, 50) == {f"k={k}": 1.0 for k in task.hops}
-    only = task.evaluate(Oracle(task, lambda k: k == 2), 0, 50)  # one wrong token, the last, spoils an answer
+    assert task.evaluate(depo_oracle(task, lambda k: False), 0, 50) == {f"k={k}": 1.0 for k in task.hops}
+    only = task.evaluate(depo_oracle(task, lambda k: k == 2), 0, 50)  # one wrong token, the last, spoils an answer
     assert only == {f"k={k}": float(k != 2) for k in task.hops}
     if name == "depo1":
         assert task.hops == [1, 2, 4, 6]
@@ -1126,18 +1157,13 @@ def test_depo_scores_an_oracle(name, options):
 def test_copy_scores():
     task = make_task("copy", "nano", N=10, block_size=30)
 
-    class Copier(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.unused = torch.nn.Parameter(torch.zeros(1))
+    def forward(tokens):
+        ten_back = F.pad(tokens, (10, 0))[:, : tokens.shape[1]]  # <query> is followed by what followed <bos>
+        logits = F.one_hot(ten_back, task.vocab_size).float()
+        logits[1::2, -1] = F.one_hot(torch.tensor(task.bos), task.vocab_size).float()  # every other row's last
+        return logits, None
 
-        def forward(self, tokens):
-            ten_back = F.pad(tokens, (10, 0))[:, : tokens.shape[1]]  # <query> is followed by what followed <bos>
-            logits = F.one_hot(ten_back, task.vocab_size).float()
-            logits[1::2, -1] = F.one_hot(torch.tensor(task.bos), task.vocab_size).float()  # every other row's last
-            return logits, None
-
-    assert task.evaluate(Copier(), 0, 40) == {"sequences": 0.5, "tokens": pytest.approx(0.95)}
+    assert task.evaluate(Fake(forward=forward), 0, 40) == {"sequences": 0.5, "tokens": pytest.approx(0.95)}
 
 
 # ---- Brevo
@@ -1280,20 +1306,17 @@ def test_brevo_accepts_exactly_the_valid_orders(name):
     assert min(checked.values()) > 20
 
 
-class BrevoOracle(torch.nn.Module):
-    """Answers by a rule of its own: parents first, larger names first; rows whose q is odd get one node less, if it is told to err."""
+@pytest.mark.parametrize("name", ("brevo1", "brevo2"))
+def test_brevo_scores_an_oracle(name):
+    """It answers by a rule of its own: parents first, larger names first."""
+    task, asked = make_task(name, "nano"), []
 
-    def __init__(self, task, errs):
-        super().__init__()
-        self.task, self.errs, self.unused = task, errs, torch.nn.Parameter(torch.zeros(1))
-        self.asked = []
-
-    def generate(self, tokens, max_new_tokens, temperature, stop, lengths):
-        assert temperature == 0 and stop == self.task.eos
+    def oracle(tokens, max_new_tokens, temperature, stop, lengths, errs):
+        assert temperature == 0 and stop == task.eos
         rows = torch.full((len(tokens), tokens.shape[1] + max_new_tokens), stop)
         for row, given, length in zip(rows, tokens.tolist(), lengths.tolist()):
             row[:length] = torch.tensor(given[:length])
-            edges, q, _, _ = read_brevo(self.task, given[:length] + [self.task.eos])
+            edges, q, _, _ = read_brevo(task, given[:length] + [task.eos])
             parents = defaultdict(list)
             for a, b in edges:
                 parents[b].append(a)
@@ -1306,19 +1329,15 @@ class BrevoOracle(torch.nn.Module):
                     answer.append(node)
 
             tell(q)
-            self.asked.append(q[-1] % 2)
-            text = [*itertools.chain(*answer[self.errs and q[-1] % 2 :]), stop]
+            asked.append(q[-1] % 2)
+            text = [*itertools.chain(*answer[errs and q[-1] % 2 :]), stop]  # if q is odd, a node less
             row[length : length + len(text)] = torch.tensor(text)
         return rows
 
-
-@pytest.mark.parametrize("name", ("brevo1", "brevo2"))
-def test_brevo_scores_an_oracle(name):
-    task = make_task(name, "nano")
-    scores = task.evaluate(BrevoOracle(task, False), 0, 100)
+    scores = task.evaluate(Fake(generate=functools.partial(oracle, errs=False)), 0, 100)
     assert set(scores.values()) == {1.0} and list(scores)[:3] == ["all", "depth=1", "depth=2"]
-    oracle = BrevoOracle(task, True)
-    assert task.evaluate(oracle, 0, 100)["all"] == pytest.approx(1 - np.mean(oracle.asked))
+    asked.clear()
+    assert task.evaluate(Fake(generate=functools.partial(oracle, errs=True)), 0, 100)["all"] == pytest.approx(1 - np.mean(asked))
 
 
 # ---- Mano
@@ -1364,27 +1383,21 @@ def test_mano_by_an_independent_checker():
 def test_mano_scores():
     task = make_task("mano", "nano", L=3)
 
-    class Half(torch.nn.Module):
+    def forward(tokens):
         """Knows the values of two-operator expressions, and that a value is no <ans>."""
+        logits = torch.zeros(*tokens.shape, task.vocab_size)
+        for b, row in enumerate(tokens.tolist()):
+            if task.vocabulary[row[1]] == "<len_2>":
+                stack = []
+                for token in reversed(row[2:7]):
+                    word = task.vocabulary[token]
+                    stack.append(int(word) if word.isdigit() else eval(f"{stack.pop()} {word} {stack.pop()}") % 23)
+                logits[b, 7, 1 + stack[0]] = 1
+            else:
+                logits[b, :, task.ans] = 1
+        return logits, None
 
-        def __init__(self):
-            super().__init__()
-            self.unused = torch.nn.Parameter(torch.zeros(1))
-
-        def forward(self, tokens):
-            logits = torch.zeros(*tokens.shape, task.vocab_size)
-            for b, row in enumerate(tokens.tolist()):
-                if task.vocabulary[row[1]] == "<len_2>":
-                    stack = []
-                    for token in reversed(row[2:7]):
-                        word = task.vocabulary[token]
-                        stack.append(int(word) if word.isdigit() else eval(f"{stack.pop()} {word} {stack.pop()}") % 23)
-                    logits[b, 7, 1 + stack[0]] = 1
-                else:
-                    logits[b, :, task.ans] = 1
-            return logits, None
-
-    assert task.evaluate(Half(), 0, 100) == {"l=1": 0.0, "l=2": 1.0, "l=3": 0.0}
+    assert task.evaluate(Fake(forward=forward), 0, 100) == {"l=1": 0.0, "l=2": 1.0, "l=3": 0.0}
 
 
 # ---- Lano
@@ -1481,29 +1494,22 @@ def test_lano_scores():
     """A model that samples from the grammar itself has KL 0 and only right sentences; one that guesses has the KL of its guess."""
     task = make_task("lano", "nano", root=10, block_size=20)
 
-    class Exact(torch.nn.Module):
-        def __init__(self, guess):
-            super().__init__()
-            self.guess, self.unused = guess, torch.nn.Parameter(torch.zeros(1))
-            self.config = Config(vocab_size=5, block_size=20)
+    def forward(tokens, state=None, guess=False):
+        if state is not None:
+            state["seen"] = tokens = torch.cat([state["seen"], tokens], 1) if "seen" in state else tokens
+        chart = task.grammar.chart(tokens[:, 1:])
+        exact = torch.full_like(chart, 1 / 4) if guess else chart / chart.sum(-1, keepdim=True)
+        logits = torch.full((*tokens.shape, 5), -torch.inf)
+        logits[..., [task.bos, 1, 2, 3]] = exact.log().nan_to_num(nan=0.0, neginf=-1e30).float()
+        return logits, None
 
-        def forward(self, tokens, state=None):
-            if state is not None:
-                state["seen"] = tokens = torch.cat([state["seen"], tokens], 1) if "seen" in state else tokens
-            chart = task.grammar.chart(tokens[:, 1:])
-            exact = chart / chart.sum(-1, keepdim=True)
-            if self.guess:
-                exact = torch.full_like(exact, 1 / 4)
-            logits = torch.full((*tokens.shape, 5), -torch.inf)
-            logits[..., [task.bos, 1, 2, 3]] = exact.log().nan_to_num(nan=0.0, neginf=-1e30).float()
-            return logits, None
-
-        generate = CanonGPT.generate
-
-    assert task.evaluate(Exact(False), 0, 60) == {"sentences": 1.0, "KL": pytest.approx(0, abs=1e-6)}
+    exact, guess = (Fake(forward=functools.partial(forward, guess=guess), config=Config(vocab_size=5, block_size=20)) for guess in (False, True))
+    for model in (exact, guess):
+        model.generate = functools.partial(CanonGPT.generate, model)
+    assert task.evaluate(exact, 0, 60) == {"sentences": 1.0, "KL": pytest.approx(0, abs=1e-6)}
     language, text, lengths = all_yields(task.grammar, 10), *task.grammar.sample(np.random.default_rng([0, tasks.EVAL]), 60)
     for task.block_size in (20, 4):  # 4: sentences are cut off, and none of the model's own comes to an end
-        scores = task.evaluate(Exact(True), 0, 60)
+        scores = task.evaluate(guess, 0, 60)
         assert scores["sentences"] == 0 if task.block_size == 4 else scores["sentences"] < 0.2
         nats, at = [], 0
         for length in lengths:
@@ -1595,9 +1601,7 @@ def test_capo_bits(tied):
 
         rng = np.random.default_rng([0, tasks.EVAL])
         expected = task.biographies(rng, 0, rng.permutation(50)[:20])
-        spy = type("Spy", (torch.nn.Module,), {})()
-        spy.unused, spy.parameter_counts, spy.forward = torch.nn.Parameter(torch.zeros(1)), model.parameter_counts, forward
-        return task.evaluate(spy, 0, 20)
+        return task.evaluate(Fake(forward=forward, parameter_counts=model.parameter_counts), 0, 20)
 
     nothing = dict.fromkeys(("names", "facts", "bits", "bits/param"), 0.0)
     assert scores(lambda at: math.log(task.vocab_size)) == nothing
@@ -1836,6 +1840,23 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
     saved = torch.load(out / "ckpt.pt", weights_only=True)
     assert saved["step"] == 40 and all(w.isfinite().all() for w in saved["model"].values())
     assert lines(out)[-1]["step"] == 40
+
+
+def test_gradients_are_clipped(tmp_path, monkeypatch):
+    """Together to a norm of 1, and only if it is larger."""
+    make, before, after = train.make_optimizer, [], []
+    norm = lambda model: math.hypot(*(p.grad.norm().item() for p in model.parameters()))  # noqa: E731
+
+    def watched(model, *rest):
+        clip, optimizer = torch.nn.utils.clip_grad_norm_, make(model, *rest)
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *a, **k: before.append(norm(model)) or clip(*a, **k))
+        optimizer.register_step_pre_hook(lambda *_: after.append(norm(model)))
+        return optimizer
+
+    monkeypatch.setattr(train, "make_optimizer", watched)
+    run_train("--out", tmp_path / "run", "--steps", 20, "--n-layer", 3, "--d-model", 64)
+    assert min(before) < 1 < max(before)
+    assert after == pytest.approx([min(1, n) for n in before], rel=1e-4)
 
 
 def test_learning_rate_schedule():
