@@ -1,6 +1,6 @@
 """Transformers with Canon layers (Allen-Zhu, "Physics of Language Models: Part 4.1", arXiv 2512.17351).
 
-Attention lets a token look at any other, yet even the simplest move, from a token to its right neighbour, costs a whole
+Attention lets a token look at any earlier one, yet even the simplest move, from a token to its right neighbour, costs a whole
 attention layer. To recall what followed an earlier occurrence of a word, a Transformer needs two: one tells every token
 who stands left of it, the next looks the word up there. A Canon layer does the first with four weights a channel:
 
@@ -21,12 +21,12 @@ plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
 
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
 7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
-time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size).
+time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size). On a first reading
+skip 5 to 7: the Canon Transformer is in the others.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 import torch.nn as nn
@@ -59,7 +59,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: Optional[bool] = None  # the linear mixers' own; None: on with mamba2 or gdn, unless Canon-B takes its place
+    short_conv: bool | None = None  # the linear mixers' own; None: on with mamba2 or gdn, unless Canon-B takes its place
     tie_embeddings: bool = False
 
     def __post_init__(self):
@@ -263,7 +263,8 @@ class Attention(nn.Module):
 # the measure b_t if k_t is of unit length: the "delta rule", S += b k (v - S^T k)^T with S faded already, a step of gradient
 # descent on |S^T k - v|^2 / 2.
 #
-# The loop below is the definition. Section 6 computes the same, fast. Both take w_t as a part of v_t, where it is not b_t.
+# The loop below is the definition. Section 6 computes the same, fast. Neither has an argument for w_t: with the bracket it is b_t,
+# and without it the caller passes w_t v_t as v_t.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -318,8 +319,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #     U = U0 - W S         U0 = R V,  W = R K_in
 #     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0
 #
-# which is again linear in S, and o_t is as above with u for v. So in every case the states between chunks obey S' = M S + X,
-# with M = P_C and X = K_out^T V without the bracket, and `scan` finds them all.
+# which is again linear in S, and o_t is as above with u for v. So in every case the states between chunks obey S' = M S + X, and
+# `scan` finds them all: M = P_C and X = K_out^T V without the bracket, M = P_C - K_out^T W and X = K_out^T U0 with it.
 #
 # Decays are kept as logarithms and only ever *added*: a product like D_{s+1} .. D_t taken as P_t / P_s would divide by zero
 # when decays are strong, and ln P_t - ln P_s would round.
@@ -413,7 +414,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
             b = chunks(beta[..., None])
             bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
             R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
-            U0, W = R @ v, R @ (k * P)
+            k_in = k * P
+            U0, W = R @ v, R @ k_in
             M = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P_C - k_out.mT @ W
             S = scan(torch.matmul, M, k_out.mT @ U0, S)
             U = U0 - W @ S[:-1]
@@ -442,8 +444,13 @@ def short_conv(width, config, std=None):
 
 
 class LinearMixer(nn.Module):
-    """What the three share. A subclass gives `size` (of its matrices, in D^2) and `multiple(D)`, of which D must be a multiple so
-    that the heads divide. `forward` takes attention's rope and bias too, and has no use for them."""
+    """What the three share. A subclass gives `size`, of its matrices in D^2. `forward` takes attention's rope and bias too, and has no
+    use for them."""
+
+    @staticmethod
+    def multiple(D):
+        """D must be a multiple of this, so that the heads divide."""
+        return 8
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V); in a stream, the recurrence's state goes on from piece to piece."""
@@ -465,10 +472,6 @@ class GLA(LinearMixer):
     """Gated linear attention: 4 heads, keys of D/2, values of D, a decay for each key channel."""
 
     size, n_head = 4, 4
-
-    @staticmethod
-    def multiple(D):
-        return 8
 
     def __init__(self, config):
         super().__init__()
@@ -498,10 +501,6 @@ class Mamba2(LinearMixer):
     """State-space model with scalar decays: 16 heads, values of 2D in all, one key and one query of 64 for all heads."""
 
     size, n_head, n_state = 6, 16, 64
-
-    @staticmethod
-    def multiple(D):
-        return 8
 
     def __init__(self, config):
         super().__init__()
@@ -702,7 +701,7 @@ class CanonGPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None, lengths=None):
-        """Continue tokens (B, T) by up to max_new_tokens; returns (B, T + new) int64.
+        """Continue tokens (B, T) up to T + max_new_tokens; returns (B, T + new) int64.
 
         temperature 0 takes the likeliest token, 1 samples from the model. A row that has produced the token `stop`
         is filled up with it, and when all rows have, generation ends. `generator` is a torch.Generator on the

@@ -119,7 +119,7 @@ class ShiftAndAdd(torch.autograd.Function):
         dx = shift_and_add(dy, weight, -1)
         if not ctx.needs_input_grad[1]:
             return dx, None
-        # Summed over time before the batch, each sequence is summed in the cache, by the thread that has just multiplied it.
+        # Over time first, then over the batch: a sequence is summed by the thread that has just multiplied it, in its cache.
         if torch.compiler.is_compiling():
             return dx, torch.stack([(shifted(dy, -i) * x).sum(1).sum(0) for i in range(len(weight))])
         dw = weight.new_zeros(len(weight), B, D)
@@ -338,7 +338,7 @@ def causal_conv(x, weight, residual=True, activation=None, tail=None):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 6. Checks and benchmark
+# 6. Checks and benchmark (who copies the layer can leave them out)
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -362,8 +362,8 @@ def implementations(device):
 
 
 def can_compile_on_cpu():
-    """Whether torch.compile works on the CPU: it writes C++, which includes Python.h, and calls a compiler. PyTorch 2.6 does not count:
-    what it makes of an embedding's gradient, gcc 12 makes wrong."""
+    """Whether torch.compile works on the CPU: it writes C++, which includes Python.h, and calls a compiler. PyTorch 2.6 does not count,
+    as gcc 12 compiles what it writes for an embedding's gradient wrongly."""
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++", "cl"))
     return torch.__version__ >= (2, 7) and os.path.exists(header) and any(map(shutil.which, compilers))

@@ -1,8 +1,8 @@
 """The synthetic tasks: how instances are drawn, packed into windows, and scored (paper Section 3, App. A).
 
 Each task isolates one skill that language models need, in data that hardly ever repeats: what a model gets right it has learnt
-to *do*. (Capo, which is about knowing, tells of the same people again in new words; and of Mano's short expressions there are
-so few that at the nano preset it has met nearly all that it is asked.) Instances are generated on line, by array operations for thousands
+to *do*. (Capo, which is about knowing, tells of the same people again in new words; Brevo1's smallest graphs and Mano's short expressions are
+so few that they come again, and at the nano preset Mano's models have met nearly all that they are asked.) Instances are generated on line, by array operations for thousands
 of them at once. Two ideas carry those of graphs, Depo and Brevo:
 
   pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
@@ -46,7 +46,7 @@ def shuffle(rng, owner):
 
 
 def draw_sizes(rng, count, N):
-    """count sizes in 3..N with probability proportional to 1 / (n + sqrt N): small instances teach first."""
+    """count sizes in 3..N with probability proportional to 1 / (n + sqrt N): small ones, from which a model learns first, are likelier."""
     weights = 1 / (np.arange(3, N + 1) + N**0.5)
     return 3 + np.searchsorted(np.cumsum(weights / weights.sum())[:-1], rng.random(count), side="right")
 
@@ -340,7 +340,7 @@ class Depo(Task):
 def draw_graphs(rng, sizes):
     """A random directed graph without cycles for each size n; its nodes 0..n-1 are in an order with parents before children.
 
-    The first L, uniform in 1..(n-1)//4 + 1, are leaves: they depend on nothing. Each later one gets 1..4 parents (uniform, or as many as
+    The first L, uniform in 1..(n-1)//4 + 1, depend on nothing (the paper calls them leaves). Each later one gets 1..4 parents (uniform, or as many as
     there are) among the earlier nodes that have fewer than 4 children.
     returns  graph, parent, child, (edges,) each: all edges, sorted by graph, in random order within a graph
              edge (graphs, largest, largest) bool: the same as a table, edge[g, a, b] says that a is a parent of b
@@ -865,9 +865,9 @@ class Capo(Task):
 # ------------------------------------------------------------------------------------------------------------
 # 8. Presets
 #
-# One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU and minutes,
-# paper for the paper's own numbers. Where the paper gives several values (N, lr),
-# the first or the middle one stands here, and the flags of train.py reach the others.
+# One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU (not measured
+# yet), paper for the paper's own numbers. Where the paper gives several values (N, lr), the first or the middle one
+# stands here, and the flags of train.py reach the others.
 # ------------------------------------------------------------------------------------------------------------
 
 ADAMW = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.03, warmup=1000, schedule="cosine")
@@ -983,13 +983,14 @@ def example(task, seed=0):
 
 
 def main(arguments):
-    if len(arguments) not in (1, 2):
+    if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
         raise ValueError(f"usage: python tasks.py TASK [PRESET], TASK one of {', '.join([*PRESETS, *ALIASES])}")
     task = make_task(*arguments)
     settings = ", ".join(f"{field} = {value}" for field, value in task.settings.items() if field != "name")
     print(f"{task.name}: {settings}; {task.vocab_size} tokens\n")
     print(textwrap.fill(example(task), 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
-    print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]")
+    joined = "\na word's tokens are joined by dots" if getattr(task, "word_len", (1, 1))[1] > 1 else ""
+    print(f"\n{task.meaning}{joined}\nthe loss counts what stands in [brackets]")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def parse_arguments(argv):
     )
     add = parser.add_argument_group("task").add_argument
     add("--task", help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
-    add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU, minutes (default with one); "
+    add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU (default with one; not measured yet); "
         "paper: the paper's numbers. Sets everything below that is not given")  # fmt: skip
     add("--N", type=int, help="size: numbers to copy, nodes of the largest cycle or graph, people")
     add("--K", type=int, help="depo: the most hops a question asks for")
@@ -245,8 +245,9 @@ def write_atomically(path, write):
 class Stream(Dataset):
     """The task's batches as a data set of steps, so that PyTorch's loader brings them in order from any worker.
 
-    A process gets every WORLD-th row, and its share = WORLD * own targets / all targets: what is averaged over processes is each
-    one's mean loss, and only times its share does that make the mean over all of the batch's targets.
+    Process r gets the rows r, r + WORLD, .., and its share = WORLD * own targets / all targets. DistributedDataParallel averages the
+    processes' gradients as equals, though their rows may have different numbers of targets; so each loss is multiplied by the share,
+    which makes the average the mean over all of the batch's targets.
     """
 
     def __init__(self, task, seed, batch_size):
