@@ -38,23 +38,26 @@ def train_once(f, arguments, dy):
     return y, torch.autograd.grad(y, arguments, dy)
 
 
-def against(name, ours, peers, arguments, device):
-    """Times of ours and of each peer, forward and backward together: a list of dicts. Peers are {package: function}."""
+def against(name, ours, peers, arguments, device, theirs=lambda arguments: arguments, back=lambda gradients: gradients):
+    """Times of ours and of each peer, forward and backward together: a list of dicts. Peers are {package: function}; `theirs` lays arguments
+    out as peers want them, before anything is timed, and `back` their gradients as ours."""
     y = ours(*arguments)
     dy = torch.randn_like(y)
-    want, found = train_once(ours, arguments, dy), []
+    (y, gradients), found = train_once(ours, arguments, dy), []
     for package, f in {"canon-gpt": ours, **peers}.items():
+        given = arguments if f is ours else theirs(arguments)
         if package != "canon-gpt" and not version(package):
             print(f"{name:36}{package:26}not installed")
             continue
         try:
-            got = train_once(f, arguments, dy)
+            result, got = train_once(f, given, dy)
         except Exception as error:  # of another version's, or on a device it does not know
             print(f"{name:36}{package:26}failed: {str(error).splitlines()[0][:80]}")
             continue
-        errors = [relative_error(a.double(), b.double()) for a, b in zip([got[0], *got[1]], [want[0], *want[1]])]
+        pairs = zip([result, *(got if f is ours else back(got))], [y, *gradients])
+        errors = [relative_error(a.double(), b.double()) for a, b in pairs]
         row = {"what": name, "package": package, "difference": max(errors)}
-        for part, g in (("forward", lambda: f(*arguments)), ("both", lambda: train_once(f, arguments, dy))):
+        for part, g in (("forward", lambda: f(*given)), ("both", lambda: train_once(f, given, dy))):
             row[f"{part}_ms"] = list(quartiles_ms(g, device))
         found.append(row)
         print(f"{name:36}{package:26}forward {row['forward_ms'][1]:8.3f} ms   with backward {row['both_ms'][1]:8.3f} ms   "
@@ -63,23 +66,30 @@ def against(name, ours, peers, arguments, device):
 
 
 def convolutions(device, dtype, shapes):
-    def causal_conv1d_package(x, weight):
+    def causal_conv1d_package(x, weight):  # it has no residual
         from causal_conv1d import causal_conv1d_fn
 
-        return x + causal_conv1d_fn(x.transpose(1, 2), weight.t().flip(1).contiguous()).transpose(1, 2)
+        return x + causal_conv1d_fn(x.transpose(1, 2), weight).transpose(1, 2)
 
     def fla_package(x, weight):
         from fla.modules.convolution import causal_conv1d
 
-        y = causal_conv1d(x, weight.t().flip(1).contiguous(), residual=x)
+        y = causal_conv1d(x, weight, residual=x)
         return y[0] if isinstance(y, tuple) else y
+
+    def theirs(arguments):  # weights (D, K), the last on the current token
+        x, weight = arguments
+        return [x, weight.detach().t().flip(1).contiguous().requires_grad_()]
+
+    def back(gradients):
+        return [gradients[0], gradients[1].flip(1).t()]
 
     peers = {"causal-conv1d": causal_conv1d_package, "flash-linear-attention": fla_package}
     found = []
     for B, T, D in shapes:
         x = torch.randn(B, T, D, device=device, dtype=dtype, requires_grad=True)
         weight = ((torch.rand(4, D, device=device) * 2 - 1) / 2).to(dtype).requires_grad_()
-        found += against(f"convolution ({B}, {T}, {D})", causal_conv, peers, [x, weight], device)
+        found += against(f"convolution ({B}, {T}, {D})", causal_conv, peers, [x, weight], device, theirs, back)
     return found
 
 
@@ -123,10 +133,14 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
     makers = {"canon-gpt": lambda: CanonGPT(config), "canon-gpt, ABCD": lambda: CanonGPT(Config(**{**vars(config), "canon": "abcd"}))}
     if version("transformers"):
         from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+        # Its "sdpa" makes a mask when compiled, with which PyTorch cannot use flash attention; under another name the same function gets none.
+        ALL_ATTENTION_FUNCTIONS.register("causal", sdpa_attention_forward)
         makers["transformers"] = lambda: LlamaForCausalLM(LlamaConfig(
             vocab_size=vocabulary, hidden_size=D, intermediate_size=8 * round(D / 3), num_hidden_layers=n_layer, num_attention_heads=n_head,
-            max_position_embeddings=T, attn_implementation="sdpa", use_cache=False,
+            max_position_embeddings=T, attn_implementation="causal", use_cache=False,
         ))  # fmt: skip
     else:
         print(f"{'training step ' + shape:36}{'transformers':26}not installed")
