@@ -7,7 +7,8 @@ that are still going show as far as they are. The last scores are printed, too, 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg (default: into out/)
     python plot.py out/* --save runs.json    also packs the runs' configurations and scores into one small file,
     python plot.py runs.json                 from which the same figures can be drawn
-    python plot.py --sweep nope              draws what train.py --sweep nope has left in out/, as <sweep>_<task>_<preset>
+    python plot.py --sweep nope              draws what train.py --sweep nope has left in out/, as <sweep>_<task>_<preset>;
+                                             given runs, those of the sweep among them: results/*/runs.json for ours
     python plot.py --claims                  the paper's claims, what was measured, and whether that is the same
 
 Reading order: 1 reading runs; 2 telling models apart, and their scores; 3 the figure; 4 the claims.
@@ -424,18 +425,18 @@ def claims_table(runs):
     return "\n".join([LEGEND, f"Verdicts: {counts}.\n", *head, *rows]) + "\n"
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description="Draw scores against steps, and the last scores, from run folders.", allow_abbrev=False)
     parser.error = fail
     parser.add_argument("runs", nargs="*", help="run folders, or files that --save wrote")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the figures (default %(default)s)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="pack configurations and scores into one .json file")
-    parser.add_argument("--sweep", metavar="NAME", help="draw what `train.py --sweep NAME` left in out/")
+    parser.add_argument("--sweep", metavar="NAME", help="draw what `train.py --sweep NAME` left in out/, or its runs among those given")
     parser.add_argument("--preset", help="with --sweep: its preset (default as in train.py)")
     parser.add_argument("--claims", action="store_true", help="print the table of claims, and write it to claims.md in --out; without runs: "
                         "of all in out/ and results/")  # fmt: skip
-    args = parser.parse_args()
-    if not (args.sweep or args.claims or args.runs) or args.sweep and (args.runs or args.claims):
+    args = parser.parse_args(argv)
+    if not (args.sweep or args.claims or args.runs) or args.sweep and args.claims:
         fail("give run folders, or --sweep NAME, or --claims (see --help)")
     if args.out.exists() and not args.out.is_dir():
         fail(f"out = {args.out}: not a folder")
@@ -443,19 +444,20 @@ def main():
         fail(f"save = {args.save}: a folder, not a file")
     if args.preset and not args.sweep:
         fail(f"preset = {args.preset}: goes with --sweep")
-    paths = args.runs
+    paths, wanted = args.runs, lambda name: True
     if args.sweep:
         import train
 
         if args.sweep not in train.SWEEPS:
             fail(f"sweep = {args.sweep!r}: allowed: {', '.join(train.SWEEPS)}")
-        runs = train.sweep_runs(args.sweep, 1, ["--preset", args.preset] if args.preset else [])
-        stems = [prepared[0].out.name.removesuffix("0") for _, prepared in runs]
-        paths = [path for path in sorted(Path("out").glob("*/")) if path.name.rstrip("0123456789") in stems]
+        sweep = train.sweep_runs(args.sweep, 1, ["--preset", args.preset] if args.preset else [])
+        stems = [prepared[0].out.name.removesuffix("0") for _, prepared in sweep]
+        wanted = lambda name: name.rstrip("0123456789") in stems  # noqa: E731 - the name but for the seed
+        paths = paths or [path for path in sorted(Path("out").glob("*/")) if wanted(path.name)]
     elif args.claims and not paths:
         # of two runs of one model and seed the later counts: the user's own
         paths = [*sorted(Path(__file__).parent.glob("results/*/runs.json")), *sorted(Path("out").glob("*/"))]
-    runs = read_all(paths)
+    runs = [run for run in read_all(paths) if wanted(run["run"])]
     if not runs:
         fail("no scores yet in any of these")
     args.out.mkdir(parents=True, exist_ok=True)

@@ -2174,9 +2174,8 @@ def test_plot_refuses_what_it_cannot_read(text, tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs.json"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(path), "--out", str(tmp_path / "figures")])
     with pytest.raises(SystemExit) as stopped:
-        plot.main()
+        plot.main([str(path), "--out", str(tmp_path / "figures")])
     assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "figures").exists()
 
 
@@ -2186,19 +2185,20 @@ def test_a_sweep_is_drawn(tmp_path, monkeypatch, capsys):
         fake_run(tmp_path / "out" / name, 0, [0.2, 0.4])
     drawn = []
     monkeypatch.setattr(plot, "draw", lambda runs: drawn.extend(run["run"] for run in runs) or plot.plt.figure())
-    monkeypatch.setattr(sys, "argv", ["plot.py", "--sweep", "depth", "--preset", "nano"])
-    plot.main()
+    plot.main(["--sweep", "depth", "--preset", "nano"])
     assert drawn == ["depo1_nano_rope_abcd_s0", "depo1_nano_rope_bare_s0", "depo1_nano_rope_bare_s12"]
     assert (tmp_path / "out" / "depth_depo1_nano.png").exists() and "depth_depo1_nano.png\n\n| | seeds |" in capsys.readouterr().out
+    drawn.clear()
+    plot.main(["--sweep", "copy", "--preset", "nano", str(HERE / "results" / "nano" / "runs.json"), "--out", "packed"])
+    assert sorted(drawn) == [f"copy_nano_rope_{canon}_s{seed}" for canon in ("abcd", "bare") for seed in range(3)]
 
 
 @pytest.mark.parametrize("bad, words", [([], "--sweep"), (["--sweep", "no"], "'no': allowed: copy"), (["--preset", "nano", "--claims"], "preset = nano"),
-    (["--sweep", "copy", "out"], "--sweep"), (["--sweep", "copy", "--preset", "huge"], "'huge'"), (["nowhere"], "nowhere does not exist")])  # fmt: skip
+    (["--sweep", "copy", "--claims"], "--sweep"), (["--sweep", "copy", "nowhere"], "nowhere does not exist"), (["--sweep", "copy", "--preset", "huge"], "'huge'"), (["nowhere"], "nowhere does not exist")])  # fmt: skip
 def test_bad_figures_are_refused(bad, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["plot.py", *bad])
     with pytest.raises(SystemExit) as stopped:
-        plot.main()
+        plot.main(bad)
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and error.count("\n") == 1 and words in error and not any(tmp_path.iterdir())
 
@@ -2259,15 +2259,13 @@ def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
             log = [{"step": 1, "eval": {"sequences": 0.125, "tokens": 0.5}}, {"final": True, "seconds": 1.0}]
             (folder / "config.json").write_text(json.dumps(run))
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    monkeypatch.setattr(sys, "argv", ["plot.py", "--claims"])
-    plot.main()
+    plot.main(["--claims"])
     assert "RoPE + ABCD 12% (12% to 12%) | nano, 3 seeds, cpu | **not reproduced** |" in (tmp_path / "out" / "claims.md").read_text()
 
 
 def test_table_of_claims(tmp_path, monkeypatch, capsys):
     """Of the shipped results: a row a claim at least, as it is printed and written."""
-    monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, HERE.glob("results/nano/runs.json")), "--claims", "--out", str(tmp_path)])
-    plot.main()
+    plot.main([*map(str, HERE.glob("results/nano/runs.json")), "--claims", "--out", str(tmp_path)])
     text = (tmp_path / "claims.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert capsys.readouterr().out.rstrip() == text.rstrip() and len(rows) == 2 + len(plot.CLAIMS)
