@@ -175,12 +175,16 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def looks(labels):
-    """(colour, dash) of each label's line: colours of their own if there are enough, else one a family, darker for each next member."""
+    """(colour, dash) of each label's line: colours of their own if there are enough; else one a family, darker for each next member, or,
+    of a single family, from dark to light."""
     families = list(dict.fromkeys(map(family, labels)))
     found, seen = [], {}
     for i, label in enumerate(labels):
         if len(labels) <= len(COLOURS):
             found.append((COLOURS[i], DASHES[i % len(DASHES)]))
+            continue
+        if len(families) == 1:
+            found.append((plt.get_cmap("viridis")(0.9 * i / (len(labels) - 1)), DASHES[i % len(DASHES)]))
             continue
         size, nth = sum(family(other) == family(label) for other in labels), seen.get(family(label), 0)
         seen[family(label)] = nth + 1
@@ -215,7 +219,7 @@ def draw(runs):
             steps, *values = curve(members, score)
             mean, low, high = (factor * value for value in values)
             top.plot(steps, mean, dash, color=colour, lw=1.8, marker="o" if len(steps) == 1 else None)
-            top.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
+            top.fill_between(steps, low, high, color=colour, alpha=0.2 if len(groups) <= len(COLOURS) else 0.07, lw=0)
             last = [factor * run["evals"][-1]["eval"][score] for run in members if score in run["evals"][-1]["eval"]]
             if not last:
                 continue
