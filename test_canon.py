@@ -2129,6 +2129,7 @@ def test_plot_tells_many_models_apart():
     assert len(set(plot.looks(labels))) == 12
     assert [colour for colour, _ in plot.looks(labels[:5])] == list(plot.COLOURS[:5])
     assert plot.looks([*labels, "RoPE"])[-1] == (matplotlib.colors.to_rgb(plot.COLOURS[3]), "-")
+    assert len({colour for colour, _ in plot.looks([f"RoPE + Canon-ABCD (K={K})" for K in range(13)])}) == 13
 
 
 MODEL_NAMES = (
