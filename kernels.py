@@ -145,17 +145,21 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 # ------------------------------------------------------------------------------------------------------------
 # 3. The Triton kernel: what runs on CUDA
 #
-# The tile. x is a sheet of N = B*T rows, sequence behind sequence, by D columns (channels), contiguous along a row. A program
-# goes down the sheet in tiles of ROWS by COLS; for a tile of y it needs the same tile of x and the K-1 rows above it:
+# The tile. x is a sheet of N = B*T rows, sequence behind sequence, by D columns (channels), contiguous along a row. Program
+# (p, c) of a grid of programs makes `tiles` tiles of y, ROWS by COLS, one below the other, from row p * tiles * ROWS and column
+# c * COLS on. For each it needs the same tile of x and the K-1 rows above it:
 #
 #                  <-- COLS channels -->
 #      top-3 . . .+---------------------+
-#      top-2      |  rows of the tile   |     those of an earlier sequence count as zeros
+#      top-2      |  rows of the tile   |     what lies above a sequence's start counts as zeros
 #      top-1      |  above, read again  |
 #      top        +=====================+
 #      top+1      |                     |     y's row t is w_0 * x's row t + .. + w_3 * x's row t-3: so load the
 #       ..        |  the tile of y      |     whole tile K times, i rows higher each time. Only the first load
 #      top+ROWS-1 +=====================+     travels from memory; the shifted ones hit the same cache lines.
+#
+# A tile may hold the end of one sequence and the start of the next (no more: ROWS <= T). So `time_of` gives each row its time t
+# within its sequence, and the tile i rows higher counts only where t >= i.
 #
 # The pointers. Element (row, c) of x lies at x_ptr + row * stride + c. So `rows` (a column of indices) times stride plus
 # `cols` (a row of indices) is a whole tile of addresses, and moving up i rows is `rows - i`. stride need not be D: a slice of
@@ -164,12 +168,14 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 # The backward pass. As derived in section 2, dx is the convolution of dy in the other direction: tiles of dy shifted
 # *down* by 0..K-1. The same shifted tiles, multiplied with the one tile of x and summed over its rows, are this
 # tile's share of dw_0 .. dw_{K-1}: one pass over x and dy gives everything. A program adds up the shares of its tiles and
-# writes the sums, a line of K by D, to a float32 table that is summed afterwards: unlike atomic adds, that gives the same bits
-# in every run. With a SiLU, y = silu(z): the forward kernel first makes dz = dy * silu'(z), computing z again.
+# writes the sums, its columns of a line of K by D, to a float32 table that is summed afterwards: unlike atomic adds, that
+# gives the same bits in every run. With a SiLU, y = silu(z): the forward kernel first makes dz = dy * silu'(z), computing z again.
 #
-# What is fast. All of this only moves memory, so a multiprocessor must issue few instructions for each number. One warp of 32 threads makes
-# a tile, each thread 8 columns from top to bottom (16 bytes in bfloat16, the widest load): then weights stay in registers, sums over
-# rows are within a thread, and no thread ever waits for another. That is why weights and sums have names of their own, for K <= 4.
+# What is fast. In the time that memory takes to bring one bfloat16 number, a multiprocessor issues some 25 instructions, and masks, addresses
+# and conversions are instructions, too (results/machine_code.py counts them). So one warp, 32 threads in lockstep, makes a tile: of
+# 256 columns, each thread has 8 (16 bytes in bfloat16, the widest load) from top to bottom. Then weights stay in its registers,
+# sums over rows stay within it, and no warp waits for another. A thread cannot index its registers in a loop, so weights and
+# sums are w0 .. w3 and dw0 .. dw3, and K is at most 4.
 # ------------------------------------------------------------------------------------------------------------
 
 if triton is not None:
@@ -186,7 +192,7 @@ if triton is not None:
 
     @triton.jit
     def time_of(rows, top, T):
-        """The time within its sequence of row top + 0, top + 1 ..; there are at most T of them."""
+        """The time within its sequence of each row top + rows, by one division for the tile: at most one sequence ends in it."""
         t = top % T + rows
         return tl.where(t < T, t, t - T)
 
@@ -242,19 +248,19 @@ if triton is not None:
             x = load_tile(x_ptr + top.to(tl.int64) * stride_x, rows, stride_x, cols, inside)
             g = load_tile(dy, rows, stride_dy, cols, inside)
             dx = w0 * g
-            dw0 += tl.sum(g * x, axis=0)[None, :]
+            dw0 += tl.sum(g * x, axis=0, keep_dims=True)
             if K > 1:
                 g = load_tile(dy, rows + 1, stride_dy, cols, inside & (left > 1))
                 dx += w1 * g
-                dw1 += tl.sum(g * x, axis=0)[None, :]
+                dw1 += tl.sum(g * x, axis=0, keep_dims=True)
             if K > 2:
                 g = load_tile(dy, rows + 2, stride_dy, cols, inside & (left > 2))
                 dx += w2 * g
-                dw2 += tl.sum(g * x, axis=0)[None, :]
+                dw2 += tl.sum(g * x, axis=0, keep_dims=True)
             if K > 3:
                 g = load_tile(dy, rows + 3, stride_dy, cols, inside & (left > 3))
                 dx += w3 * g
-                dw3 += tl.sum(g * x, axis=0)[None, :]
+                dw3 += tl.sum(g * x, axis=0, keep_dims=True)
             tl.store(dx_ptr + top.to(tl.int64) * D + rows * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         line = dw_ptr + tl.program_id(0).to(tl.int64) * K * D + cols  # of the dw table
         tl.store(line, dw0, mask=cols < D)
@@ -274,6 +280,9 @@ if triton is not None:
 # ------------------------------------------------------------------------------------------------------------
 
 
+WARPS = 1  # a program's
+
+
 def sheet(x):
     """x (B, T, D) as (B*T, D), contiguous along a row; copied only if it has to be."""
     rows = x.reshape(-1, x.shape[-1])
@@ -281,7 +290,7 @@ def sheet(x):
 
 
 def tiling(x):
-    """(ROWS, COLS) of a tile: 4 x 256, and as many numbers in narrower ones; of no more rows than a sequence has."""
+    """(ROWS, COLS) of a tile: 4 x 256, or as many numbers in narrower ones. Both are powers of two, and ROWS is at most T."""
     cols = min(256, triton.next_power_of_2(x.shape[2]))
     return min(1024 // cols, 2 ** (x.shape[1].bit_length() - 1)), cols
 
@@ -295,7 +304,7 @@ def run_forward(x, weight, dy, y, residual, silu):
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
         forward_kernel[triton.cdiv(B * T, rows * tiles), triton.cdiv(D, cols)](
             x, weight, dy, y, B * T, T, D, x.stride(0), dy.stride(0), tiles,
-            len(weight), residual, silu, gradient, rows, cols, num_warps=1,
+            len(weight), residual, silu, gradient, rows, cols, num_warps=WARPS,
         )
 
 
@@ -320,7 +329,7 @@ def conv_backward_op(
     if dx.numel() == 0:
         return dx, torch.zeros_like(weight)
     (B, T, D), (rows, cols) = x.shape, tiling(x)
-    tiles = min(32, triton.cdiv(B * T, rows))  # more: each program writes a line of dw
+    tiles = min(32, triton.cdiv(B * T, rows))  # more tiles: a smaller table of dw, but fewer programs
     dz = dy
     if silu:
         dz = torch.empty(x.shape, dtype=torch.float32, device=x.device)
@@ -330,7 +339,7 @@ def conv_backward_op(
     with torch.cuda.device_of(x):
         backward_kernel[programs, triton.cdiv(D, cols)](
             dz, xs, weight, dx, dw, B * T, T, D, dz.stride(0), xs.stride(0), tiles,
-            len(weight), residual and not silu, rows, cols, num_warps=1,
+            len(weight), residual and not silu, rows, cols, num_warps=WARPS,
         )
     return dx + dy if residual and silu else dx, dw.sum(0).to(weight.dtype)
 
@@ -440,7 +449,7 @@ def check(device):
     found = {}
     for name, conv in implementations(device).items():
         worst = []
-        shapes = ((3, 37, 130),) if name == "torch.compile" else ((2, 1, 5), (1, 2, 64), (3, 37, 130))  # it compiles for each
+        shapes = ((3, 37, 300),) if name == "torch.compile" else ((2, 1, 5), (1, 2, 64), (3, 37, 300))  # it compiles for each
         for dtype in dtypes:
             errors = []
             torch._dynamo.reset()

@@ -7,8 +7,8 @@ that are still going show as far as they are. The last scores are printed, too, 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg (default: into out/)
     python plot.py out/* --save runs.json    also packs the runs' configurations and scores into one small file,
     python plot.py runs.json                 from which the same figures can be drawn
-    python plot.py --sweep nope              draws what train.py --sweep nope has left in out/, as <sweep>_<task>_<preset>;
-                                             given runs, those of the sweep among them: results/*/runs.json for ours
+    python plot.py --sweep nope              draws the sweep's runs in out/ as <sweep>_<task>_<preset>, or, if runs are given,
+                                             those among them: --sweep nope --preset nano results/*/runs.json draws ours
     python plot.py --claims                  the paper's claims, what was measured, and whether that is the same
 
 Reading order: 1 reading runs; 2 telling models apart, and their scores; 3 the figure; 4 the claims.

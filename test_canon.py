@@ -58,7 +58,7 @@ def seed():
 # 1. kernels.py
 # ------------------------------------------------------------------------------------------------------------
 
-SHAPES = [(1, 1, 1), (2, 1, 5), (2, 2, 64), (4, 9, 7), (3, 37, 130), (2, 200, 33)]  # T < K; D off every block size
+SHAPES = [(1, 1, 1), (2, 1, 5), (2, 2, 64), (4, 9, 7), (3, 37, 130), (2, 200, 33), (3, 11, 300)]  # T < K; D off every block size, and over one
 SHAPES += [tuple(map(int, np.random.default_rng(i).integers(1, (5, 50, 150)))) for i in range(4)]
 OPTIONS = [(residual, activation) for residual in (True, False) for activation in (None, "silu")]
 FAST = ["causal_conv_pytorch", pytest.param("causal_conv_triton", marks=needs_triton)]
@@ -66,10 +66,10 @@ IMPLEMENTATIONS = ["causal_conv", *FAST]
 
 
 def conv_inputs(B, T, D, K, dtype=torch.float32):
-    """x, a slice of a wider tensor as after a projection; weight; dy. On the GPU if there is one."""
+    """x, a slice of a wider tensor as after a projection; weight; dy, another slice. On the GPU if there is one."""
     x = torch.randn(B, T, 2 * D + 1, dtype=dtype, device=DEVICE)[..., D : 2 * D]
     weight = (torch.rand(K, D, device=DEVICE) * 2 - 1) * K**-0.5
-    return x, weight, torch.randn(B, T, D, dtype=dtype, device=DEVICE)
+    return x, weight, torch.randn(B, T, D + 3, dtype=dtype, device=DEVICE)[..., :D]
 
 
 def test_convolution_by_hand():
@@ -190,7 +190,7 @@ def test_autocast_leaves_the_convolution_alone(name):
 
 
 @pytest.mark.parametrize("name, shape", (("causal_conv_pytorch", (5, 300, 260)),
-                                         pytest.param("causal_conv_triton", (2, 300, 65), marks=needs_triton)))  # fmt: skip
+                                         pytest.param("causal_conv_triton", (2, 150, 300), marks=needs_triton)))  # fmt: skip
 def test_convolution_over_many_blocks(name, shape):
     """Where the derivative is summed over several parts of the batch (in PyTorch), or several programs a sequence (in Triton)."""
     x, weight, dy = conv_inputs(*shape, 4)
@@ -199,14 +199,28 @@ def test_convolution_over_many_blocks(name, shape):
     assert max(map(kernels.relative_error, got, want)) < 1e-5
 
 
-@pytest.mark.skipif(kernels.triton is None or kernels.triton.__version__ < "3.3", reason="needs Triton 3.3 or later")
+@pytest.mark.skipif(not hasattr(kernels.triton, "__version__") or tuple(map(int, kernels.triton.__version__.split(".")[:2])) < (3, 3),
+                    reason="needs Triton 3.3 or later")  # fmt: skip
 def test_the_kernels_machine_code():
     """As a GPU would get it: nothing spilled, nobody waits, and no more instructions than its memory leaves time for."""
-    script = "import json, machine_code; print(json.dumps([machine_code.count(name, 4, 256) for name in ('forward', 'backward')]))"
+    rows, cols = kernels.tiling(torch.empty(16, 2048, 768, device="meta"))
+    script = f"import json, machine_code as m; print(json.dumps({{name: m.count(name, {rows}, {cols}) for name in m.KERNELS}}))"
     compiled = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", script], cwd=HERE / "results", env=compiled, capture_output=True, text=True, check=True)
-    for (registers, spilled, barriers, instructions), most in zip(json.loads(done.stdout), (25, 38)):
-        assert registers < 255 and spilled == barriers == 0 and instructions < most
+    most = {"forward": 25, "backward": 38, "dy * silu'(z)": 50, "backward from that": 50}  # with SiLU the forward pass is over its 25
+    for name, (_, spilled, barriers, instructions) in json.loads(done.stdout).items():
+        assert spilled == barriers == 0 and instructions < most.get(name, math.inf), name
+
+
+@pytest.mark.skipif(not CUDA, reason="no GPU")
+def test_convolution_beyond_2_to_the_31():
+    """Of a tensor with more numbers than 32 bits count, the last rows."""
+    x, weight, _ = conv_inputs(1, 2**20 + 5, 1024, 4, torch.bfloat16)
+    x = x.requires_grad_()
+    y = kernels.causal_conv(x, weight)
+    torch.testing.assert_close(y[:, -8:], kernels.causal_conv(x[:, -8:], weight, tail=x[:, -11:-8]))
+    dx = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    torch.testing.assert_close(dx[0, -4:], (1 + torch.stack([weight[: i + 1].sum(0) for i in (3, 2, 1, 0)])).bfloat16())
 
 
 def test_convolution_of_nothing():
