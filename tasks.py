@@ -1,9 +1,9 @@
 """The synthetic tasks: how instances are drawn, packed into windows, and scored (paper Section 3, App. A).
 
 Each task isolates one skill that language models need, in data that hardly ever repeats: what a model gets right it has learnt
-to *do*. (Capo, which is about knowing, tells of the same people again in new words; Brevo1's smallest graphs and Mano's short expressions are
-so few that they come again, and at the nano preset Mano's models have met nearly all that they are asked.) Instances are generated on line, by array operations for thousands
-of them at once. Two ideas carry those of graphs, Depo and Brevo:
+to *do*. (Capo, which is about knowing, tells of the same people again in new words; Brevo1's smallest graphs and Mano's short
+expressions are so few that they come again, and at the nano preset Mano's models have met nearly all that they are asked.) Instances
+are generated on line, by array operations for thousands of them at once. Two ideas carry those of graphs, Depo and Brevo:
 
   pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
           padded with zeros (token 0 is never used); a document is then a list of row numbers. Looking all rows of all

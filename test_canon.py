@@ -2290,6 +2290,14 @@ def test_table_of_claims(tmp_path, monkeypatch, capsys):
     assert sum(row.endswith("| not run |") and "`--sweep linear`" in row for row in rows) == 5
 
 
+def test_the_shipped_claims_are_of_the_shipped_runs():
+    text = (HERE / "results" / "claims.md").read_text()
+    assert text == plot.claims_table(plot.read_all(sorted(HERE.glob("results/*/runs.json"))))
+    fails, holds, waits = map(int, re.search(r"Verdicts: (\d+) \*\*not reproduced\*\*, (\d+) \*\*reproduced\*\*, (\d+) not run", text).groups())
+    readme = " ".join((HERE / "README.md").read_text().split())
+    assert f"of {fails + holds + waits} rules {holds} hold at nano and {waits} wait for their runs" in readme
+
+
 def test_canon_learns_to_copy_and_attention_alone_does_not(tmp_path):
     """The paper's Fig. 5 in miniature, through train.py: one layer, 16 dims, 30 tokens."""
     scores = {}
