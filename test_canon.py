@@ -1843,10 +1843,14 @@ def test_workers_and_compile_change_nothing(tmp_path, monkeypatch):
 def test_a_second_signal_ends_at_once_but_under_torchrun(processes, monkeypatch):
     """There a process may get the same signal twice: from a batch system, and from torchrun, which passes on its own."""
     monkeypatch.setattr(train, "WORLD", processes)
-    with train.stop_requests() as stop:
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt) if processes == 1 else contextlib.nullcontext():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
+    try:
+        with train.stop_requests() as stop:
             signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt) if processes == 1 else contextlib.nullcontext():
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert stop == [signal.SIGINT] * processes
 
 

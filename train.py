@@ -34,15 +34,19 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
+# On a CPU, threads wait for each other thousands of times a second. GNU OpenMP (PyTorch's, on Linux) waits by spinning, which takes the core from
+# the very thread that is waited for as soon as another program needs one, too. So it spins for some microseconds, then sleeps.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch is imported
 
-from canon_gpt import MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
-from kernels import can_compile_on_cpu, device_name
-from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from canon_gpt import MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config  # noqa: E402
+from kernels import can_compile_on_cpu, device_name  # noqa: E402
+from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written  # noqa: E402
 
 LOG_EVERY = 20  # steps
 # which process of how many this is, from torchrun
