@@ -208,7 +208,8 @@ if triton is not None:
             w0 += 1
         for tile in range(tiles):
             top = (tl.program_id(0) * tiles + tile) * ROWS
-            x = x_ptr + top.to(tl.int64) * stride  # 64 bits: this can pass 2^31
+            start = top.to(tl.int64)  # 64 bits: times a stride it can pass 2^31
+            x = x_ptr + start * stride
             t = time_of(rows, top, T)
             inside = (rows < N - top) & (cols < D)
             h = load_tile(x, rows, stride, cols, inside)
@@ -222,13 +223,13 @@ if triton is not None:
             if SILU:
                 s = tl.sigmoid(y)
                 if GRADIENT:
-                    dy = load_tile(dy_ptr + top.to(tl.int64) * stride_dy, rows, stride_dy, cols, inside)
+                    dy = load_tile(dy_ptr + start * stride_dy, rows, stride_dy, cols, inside)
                     y = dy * s * (1 + y * (1 - s))
                 else:
                     y = y * s
                     if RESIDUAL:
                         y += h
-            tl.store(y_ptr + top.to(tl.int64) * D + rows * D + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+            tl.store(y_ptr + start * D + rows * D + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
 
     @triton.jit
     def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, T, D, stride_dy, stride_x, tiles,
@@ -242,10 +243,11 @@ if triton is not None:
         dw1, dw2, dw3 = dw0, dw0, dw0
         for tile in range(tiles):
             top = (tl.program_id(0) * tiles + tile) * ROWS
-            dy = dy_ptr + top.to(tl.int64) * stride_dy
+            start = top.to(tl.int64)
+            dy = dy_ptr + start * stride_dy
             left = T - time_of(rows, top, T)  # rows of this sequence from here on
             inside = (rows < N - top) & (cols < D)
-            x = load_tile(x_ptr + top.to(tl.int64) * stride_x, rows, stride_x, cols, inside)
+            x = load_tile(x_ptr + start * stride_x, rows, stride_x, cols, inside)
             g = load_tile(dy, rows, stride_dy, cols, inside)
             dx = w0 * g
             dw0 += tl.sum(g * x, axis=0, keep_dims=True)
@@ -261,7 +263,7 @@ if triton is not None:
                 g = load_tile(dy, rows + 3, stride_dy, cols, inside & (left > 3))
                 dx += w3 * g
                 dw3 += tl.sum(g * x, axis=0, keep_dims=True)
-            tl.store(dx_ptr + top.to(tl.int64) * D + rows * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+            tl.store(dx_ptr + start * D + rows * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         line = dw_ptr + tl.program_id(0).to(tl.int64) * K * D + cols  # of the dw table
         tl.store(line, dw0, mask=cols < D)
         if K > 1:

@@ -2213,7 +2213,8 @@ def test_a_sweep_is_drawn(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("bad, words", [([], "--sweep"), (["--sweep", "no"], "'no': allowed: copy"), (["--preset", "nano", "--claims"], "preset = nano"),
-    (["--sweep", "copy", "--claims"], "--sweep"), (["--sweep", "copy", "nowhere"], "nowhere does not exist"), (["--sweep", "copy", "--preset", "huge"], "'huge'"), (["nowhere"], "nowhere does not exist")])  # fmt: skip
+    (["--sweep", "copy", "--claims"], "--sweep"), (["--sweep", "copy", "nowhere"], "nowhere does not exist"),
+    (["--sweep", "copy", "--preset", "huge"], "'huge'"), (["nowhere"], "nowhere does not exist")])  # fmt: skip
 def test_bad_figures_are_refused(bad, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:

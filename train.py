@@ -34,8 +34,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-# On a CPU, threads wait for each other thousands of times a second. GNU OpenMP (PyTorch's, on Linux) waits by spinning, which takes the core from
-# the very thread that is waited for as soon as another program needs one, too. So it spins for some microseconds, then sleeps.
+# On a CPU, threads wait for each other thousands of times a second. GNU OpenMP (PyTorch's, on Linux) waits by spinning, which takes the
+# core from the very thread that is waited for as soon as another program needs one, too. So it spins for some microseconds, then sleeps.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch is imported
 
 import numpy as np  # noqa: E402
