@@ -105,7 +105,8 @@ class Config:
 
 
 class CausalConv(nn.Module):
-    """`kernels.causal_conv` with its weight and, for streaming, its memory: (B, T, width) -> (B, T, width).
+    """`kernels.causal_conv` with its weight and, for streaming, its memory: (B, T, width) -> (B, T, width), or width / 2 with
+    activation "swiglu".
 
     weight (kernel, width); no bias. It starts at Conv1d's default, uniform(-1/sqrt K, 1/sqrt K).
     """
@@ -600,9 +601,15 @@ class MLP(nn.Module):
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)
         self.down = nn.Linear(width, D, bias=False)
+        # silu(gate) * up right behind Canon-D is done with it, in one pass over memory (kernels.py)
+        self.fused = config.mlp == "swiglu" and "d" in config.canon and not config.canon_silu
+        if self.fused:
+            self.canon.activation = "swiglu"
 
     def forward(self, x, state=None):
         h = self.canon(self.up(x), state)
+        if self.fused:
+            return self.down(h)
         if self.gated:
             gate, up = h.chunk(2, dim=-1)
             return self.down(self.act(gate) * up)

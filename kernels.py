@@ -15,8 +15,8 @@ number they read, hundreds of times as many, and that arithmetic takes longer th
 Reading order:
   1. the definition, shift-and-add in plain PyTorch (`causal_conv_reference`); everything is tested against it
   2. the same in PyTorch without temporaries, for the CPU and any device without Triton
-  3. a Triton kernel: the tile, the pointers, the backward pass
-  4. the kernel as a PyTorch operator, so that autograd and torch.compile know it
+  3. the Triton kernels: the walk, the pointers, the backward pass; and the same with a gated MLP's activation
+  4. the kernels as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
   6. `python kernels.py` checks every form against float64 and times it beside a plain copy
 """
@@ -55,9 +55,10 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
     x           (B, T, D) float tensor
     weight      (K, D) float tensor; weight[i] multiplies the input i steps back
     residual    add x itself to the result
-    activation  None, or "silu" for SiLU after the convolution (and before the residual)
+    activation  None; "silu" for SiLU of z, before the residual; "swiglu", after the residual, for SiLU of the first half of
+                the channels times the second half: the gated MLP's (D must be even)
     tail        (B, K-1, D), the inputs just before x; None means zeros
-    returns     (B, T, D) in x's dtype, computed in float32 (in float64 if x is)
+    returns     (B, T, D), with "swiglu" (B, T, D/2), in x's dtype, computed in float32 (in float64 if x is)
     """
     K, T = weight.shape[0], x.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -65,9 +66,18 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
     # past[:, K-1+t] is h_t, so the copy shifted by i starts at K-1-i
     past = F.pad(h, (0, 0, K - 1, 0)) if tail is None else torch.cat([tail.to(dtype), h], dim=1)
     z = sum(w[i] * past[:, K - 1 - i : K - 1 - i + T] for i in range(K))  # (B, T, D)
-    if activation == "silu":
-        z = F.silu(z)
-    return (h + z if residual else z).to(x.dtype)
+    return finish(h, z, residual, activation).to(x.dtype)
+
+
+def finish(h, z, residual, activation):
+    """From the convolution z of h to the result."""
+    y = F.silu(z) if activation == "silu" else z
+    if residual:
+        y = h + y
+    if activation == "swiglu":
+        gate, up = y.chunk(2, dim=-1)
+        y = F.silu(gate) * up
+    return y
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -134,240 +144,356 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
     """`causal_conv_reference` without a tail, by ShiftAndAdd."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight[: x.shape[1]].to(dtype)  # at the first token only w_0 matters, and so on
-    if activation == "silu":
-        z = F.silu(ShiftAndAdd.apply(h, w))
-        return (h + z if residual else z).to(x.dtype)
-    if residual:
-        w = torch.cat([w[:1] + 1, w[1:]])
-    return ShiftAndAdd.apply(h, w).to(x.dtype)
+    if residual and activation != "silu":
+        w, residual = torch.cat([w[:1] + 1, w[1:]]), False
+    return finish(h, ShiftAndAdd.apply(h, w), residual, activation).to(x.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 3. The Triton kernel: what runs on CUDA
+# 3. The Triton kernels: what runs on CUDA
 #
-# The tile. x is a sheet of N = B*T rows, sequence behind sequence, by D columns (channels), contiguous along a row. Program
-# (p, c) of a grid of programs makes `tiles` tiles of y, ROWS by COLS, one below the other, from row p * tiles * ROWS and column
-# c * COLS on. For each it needs the same tile of x and the K-1 rows above it:
+# The walk. A program is one warp: 32 threads in lockstep. It walks down a strip of COLS channels, each thread in its COLS / 32 of them, four
+# rows (tokens) a step, and keeps the three rows above in registers, so that no number is fetched twice:
 #
-#                  <-- COLS channels -->
-#      top-3 . . .+---------------------+
-#      top-2      |  rows of the tile   |     what lies above a sequence's start counts as zeros
-#      top-1      |  above, read again  |
-#      top        +=====================+
-#      top+1      |                     |     y's row t is w_0 * x's row t + .. + w_3 * x's row t-3: so load the
-#       ..        |  the tile of y      |     whole tile K times, i rows higher each time. Only the first load
-#      top+ROWS-1 +=====================+     travels from memory; the shifted ones hit the same cache lines.
+#              <-- COLS channels -->
+#       x3    . . . . . . . . . . .
+#       x2    . . . . . . . . . . .          kept from the step before
+#       x1    . . . . . . . . . . .
+#       a    +---------------------+         y_a = w_0 a + w_1 x1 + w_2 x2 + w_3 x3
+#       b    |  fetched together:  |         y_b = w_0 b + w_1 a  + w_2 x1 + w_3 x2
+#       c    |  memory is far away |         y_c = w_0 c + w_1 b  + w_2 a  + w_3 x1
+#       d    +---------------------+         y_d = w_0 d + w_1 c  + w_2 b  + w_3 a        then x3, x2, x1 = b, c, d
 #
-# A tile may hold the end of one sequence and the start of the next (no more: ROWS <= T). So `time_of` gives each row its time t
-# within its sequence, and the tile i rows higher counts only where t >= i.
+# Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups: three or more rows behind its end are not there and
+# count as zeros. These are also the zeros before the start of the next sequence, so a walk goes on from one to the next and
+# keeps what it keeps. A walk is `length` groups long, and there is a program for every walk and strip.
 #
-# The pointers. Element (row, c) of x lies at x_ptr + row * stride + c. So `rows` (a column of indices) times stride plus
-# `cols` (a row of indices) is a whole tile of addresses, and moving up i rows is `rows - i`. stride need not be D: a slice of
-# a wider projection works without a copy.
+# The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart; channels lie side by side. So with
+# cols a vector of channels, ptr + i * stride + cols is a vector of addresses, those of row i as seen from ptr, and a slice of a wider
+# projection works without a copy. Loads and stores are masked: what is not there reads as zero and is not written.
 #
-# The backward pass. As derived in section 2, dx is the convolution of dy in the other direction: tiles of dy shifted
-# *down* by 0..K-1. The same shifted tiles, multiplied with the one tile of x and summed over its rows, are this
-# tile's share of dw_0 .. dw_{K-1}: one pass over x and dy gives everything. A program adds up the shares of its tiles and
-# writes the sums, its columns of a line of K by D, to a float32 table that is summed afterwards: unlike atomic adds, that
-# gives the same bits in every run. With a SiLU, y = silu(z): the forward kernel first makes dz = dy * silu'(z), computing z again.
+# The backward pass walks over x and dy together. By section 2, dx_{t-3} = w_3 dy_t + w_2 dy_{t-1} + w_1 dy_{t-2} + w_0 dy_{t-3}: the same convolution
+# with the weights in reverse order, of which rows a, b, c, d of dy finish the rows of dx three higher. And dw_i is the sum of
+# dy_t x_{t-i}, all of which are at hand. So one pass over x and dy gives everything. A program writes its sums to its line, K by D, of
+# a float32 table, which is summed afterwards: unlike atomic adds, that gives the same bits in every run.
 #
-# What is fast. In the time that memory takes to bring one bfloat16 number, a multiprocessor issues some 25 instructions, and masks, addresses
-# and conversions are instructions, too (results/machine_code.py counts them). So one warp, 32 threads in lockstep, makes a tile: of
-# 256 columns, each thread has 8 (16 bytes in bfloat16, the widest load) from top to bottom. Then weights stay in its registers,
-# sums over rows stay within it, and no warp waits for another. A thread cannot index its registers in a loop, so weights and
-# sums are w0 .. w3 and dw0 .. dw3, and K is at most 4.
+# With an activation, the backward pass convolves x once more, as arithmetic is cheaper than memory, and goes on with the gradient before
+# the activation in place of dy. SwiGLU, silu(gate) * up, which follows Canon-D, is an activation of two strips: its kernels read
+# gate and up and write one result, as the activation would without Canon-D.
+#
+# What is fast. In the time that memory takes to bring one bfloat16 number, a multiprocessor issues some 12 instructions, and masks, addresses
+# and conversions are instructions, too (results/machine_code.py counts them). So rows, weights and sums stay in each thread's
+# registers, and no warp waits for another. Registers cannot be indexed in a loop: hence four names for everything, and K of at most 4.
 # ------------------------------------------------------------------------------------------------------------
 
 if triton is not None:
+    # part of a kernel; Triton's interpreter runs plain functions just as well, and twice as fast
+    inlined = (lambda function: function) if os.environ.get("TRITON_INTERPRET") == "1" else triton.jit
 
-    @triton.jit
-    def tap(w_ptr, i: tl.constexpr, cols, D, K: tl.constexpr):
-        """w_i of these channels, (1, COLS) float32; zeros if there is none."""
-        here = D if i < K else 0
-        return tl.load(w_ptr + i * D + cols, mask=cols < here, other=0.0).to(tl.float32)
+    @inlined
+    def load_row(ptr, i, stride, t, T, cols, end):
+        """Row i of the group at ptr, which starts at time t: (COLS,) float32. Zeros outside of the sequence, and from channel `end` on."""
+        there = cols < tl.where((t + i >= 0) & (t + i < T), end, 0)
+        return tl.load(ptr + i * stride + cols, mask=there, other=0.0).to(tl.float32)
 
-    @triton.jit
-    def load_tile(ptr, rows, stride, cols, mask):
-        return tl.load(ptr + rows * stride + cols, mask=mask, other=0.0).to(tl.float32)
+    @inlined
+    def load_three(ptr, i, stride, t, T, cols, end):
+        return (
+            load_row(ptr, i, stride, t, T, cols, end),
+            load_row(ptr, i + 1, stride, t, T, cols, end),
+            load_row(ptr, i + 2, stride, t, T, cols, end),
+        )
 
-    @triton.jit
-    def time_of(rows, top, T):
-        """The time within its sequence of each row top + rows, by one division for the tile: at most one sequence ends in it."""
-        t = top % T + rows
-        return tl.where(t < T, t, t - T)
+    @inlined
+    def load_four(ptr, stride, t, T, cols, end):
+        a, b, c = load_three(ptr, 0, stride, t, T, cols, end)
+        return a, b, c, load_row(ptr, 3, stride, t, T, cols, end)
 
-    @triton.jit
-    def forward_kernel(x_ptr, w_ptr, dy_ptr, y_ptr, N, T, D, stride, stride_dy, tiles,
-                       K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, GRADIENT: tl.constexpr,
-                       ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        """y, or with GRADIENT dy * silu'(z)."""
-        cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]  # (1, COLS)
-        rows = tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-        w0, w1, w2, w3 = tap(w_ptr, 0, cols, D, K), tap(w_ptr, 1, cols, D, K), tap(w_ptr, 2, cols, D, K), tap(w_ptr, 3, cols, D, K)
-        if RESIDUAL and not SILU:
-            w0 += 1
-        for tile in range(tiles):
-            top = (tl.program_id(0) * tiles + tile) * ROWS
-            start = top.to(tl.int64)  # 64 bits: times a stride it can pass 2^31
-            x = x_ptr + start * stride
-            t = time_of(rows, top, T)
-            inside = (rows < N - top) & (cols < D)
-            h = load_tile(x, rows, stride, cols, inside)
-            y = w0 * h
-            if K > 1:
-                y += w1 * load_tile(x, rows - 1, stride, cols, inside & (t >= 1))
-            if K > 2:
-                y += w2 * load_tile(x, rows - 2, stride, cols, inside & (t >= 2))
-            if K > 3:
-                y += w3 * load_tile(x, rows - 3, stride, cols, inside & (t >= 3))
-            if SILU:
-                s = tl.sigmoid(y)
-                if GRADIENT:
-                    dy = load_tile(dy_ptr + start * stride_dy, rows, stride_dy, cols, inside)
-                    y = dy * s * (1 + y * (1 - s))
-                else:
-                    y = y * s
-                    if RESIDUAL:
-                        y += h
-            tl.store(y_ptr + start * D + rows * D + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+    @inlined
+    def store_row(ptr, i, stride, t, T, cols, end, y):
+        there = cols < tl.where((t + i >= 0) & (t + i < T), end, 0)
+        tl.store(ptr + i * stride + cols, y.to(ptr.dtype.element_ty), mask=there)
 
-    @triton.jit
-    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, T, D, stride_dy, stride_x, tiles,
-                        K: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
-        rows = tl.arange(0, ROWS)[:, None]
-        w0, w1, w2, w3 = tap(w_ptr, 0, cols, D, K), tap(w_ptr, 1, cols, D, K), tap(w_ptr, 2, cols, D, K), tap(w_ptr, 3, cols, D, K)
+    @inlined
+    def store_four(ptr, i, stride, t, T, cols, end, a, b, c, d):
+        store_row(ptr, i, stride, t, T, cols, end, a)
+        store_row(ptr, i + 1, stride, t, T, cols, end, b)
+        store_row(ptr, i + 2, stride, t, T, cols, end, c)
+        store_row(ptr, i + 3, stride, t, T, cols, end, d)
+
+    @inlined
+    def load_weights(w_ptr, D, cols, K: tl.constexpr, RESIDUAL: tl.constexpr):
+        """w_0 .. w_3, each (COLS,); zeros from K on. The residual is one more in w_0."""
+        w0, w1, w2, w3 = load_four(w_ptr, D, 0, K, cols, D)
         if RESIDUAL:
             w0 += 1
-        dw0 = tl.zeros((1, COLS), tl.float32)
+        return w0, w1, w2, w3
+
+    @inlined
+    def convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3):
+        return (
+            w0 * a + w1 * x1 + w2 * x2 + w3 * x3,
+            w0 * b + w1 * a + w2 * x1 + w3 * x2,
+            w0 * c + w1 * b + w2 * a + w3 * x1,
+            w0 * d + w1 * c + w2 * b + w3 * a,
+        )
+
+    @inlined
+    def add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s):
+        """dw_0 .. dw_3, each with what comes of the gradients p, q, r, s at rows a, b, c, d added."""
+        return (
+            dw0 + p * a + q * b + r * c + s * d,
+            dw1 + p * x1 + q * a + r * b + s * c,
+            dw2 + p * x2 + q * x1 + r * a + s * b,
+            dw3 + p * x3 + q * x2 + r * x1 + s * a,
+        )
+
+    @inlined
+    def silu(z):
+        return z * tl.sigmoid(z)
+
+    @inlined
+    def silu_backward(z, dy):
+        """dy times the derivative of silu at z."""
+        s = tl.sigmoid(z)
+        return dy * (s + z * s * (1 - s))
+
+    @inlined
+    def swiglu_backward(gate, up, dy):
+        """The gradients of gate and up if silu(gate) * up has the gradient dy."""
+        return silu_backward(gate, dy * up), dy * silu(gate)
+
+    @inlined
+    def walk_and_strip(D, COLS: tl.constexpr):
+        """Which walk a program does, and the channels of its strip. Neighbours do the same walk, so that memory gives out whole rows."""
+        strips = tl.cdiv(D, COLS)
+        return tl.program_id(0) // strips, tl.program_id(0) % strips * COLS + tl.arange(0, COLS)
+
+    @inlined
+    def at(ptr, group, n, jump, stride):
+        """Where the first row of a group is; in 64 bits, as a large tensor has more than 2^31 numbers."""
+        return ptr + (group // n).to(tl.int64) * jump + (group % n * 4).to(tl.int64) * stride
+
+    @inlined
+    def after(ptr, t, n, jump, stride):
+        """Where the group after the one at ptr is: four rows on, or at the start of the next sequence."""
+        end = tl.cast(jump, tl.int64) - tl.cast(n * 4, tl.int64) * stride
+        return ptr + 4 * stride + tl.where(t + 4 == n * 4, end, 0)
+
+    @triton.jit
+    def forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, D, x_jump, x_stride, y_jump,
+                       K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        walk, cols = walk_and_strip(D, COLS)
+        w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
+        first = walk * length
+        t = first % n * 4
+        x, y = at(x_ptr, first, n, x_jump, x_stride), at(y_ptr, first, n, y_jump, D)
+        x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, D)
+        for _ in range(tl.minimum(length, N - first)):
+            a, b, c, d = load_four(x, x_stride, t, T, cols, D)
+            p, q, r, s = convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3)
+            if SILU:
+                p, q, r, s = silu(p), silu(q), silu(r), silu(s)
+                if RESIDUAL:
+                    p, q, r, s = p + a, q + b, r + c, s + d
+            store_four(y, 0, D, t, T, cols, D, p, q, r, s)
+            x3, x2, x1 = b, c, d
+            x, y = after(x, t, n, x_jump, x_stride), after(y, t, n, y_jump, D)
+            t = tl.where(t + 4 == n * 4, 0, t + 4)
+
+    @triton.jit
+    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, D, x_jump, x_stride, dy_jump, dy_stride, dx_jump,
+                        K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        walk, cols = walk_and_strip(D, COLS)
+        w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
+        first = walk * length
+        t = first % n * 4
+        x, dy = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, dy_jump, dy_stride)
+        dx = at(dx_ptr, first, n, dx_jump, D)
+        x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, D)
+        g3, g2, g1 = load_three(dy, -3, dy_stride, t, T, cols, D)
+        if SILU:
+            x6, x5, x4 = load_three(x, -6, x_stride, t, T, cols, D)
+            z3, z2, z1, _ = convolve(x6, x5, x4, x3, x2, x1, x1, w0, w1, w2, w3)
+            g3, g2, g1 = silu_backward(z3, g3), silu_backward(z2, g2), silu_backward(z1, g1)
+        dw0 = tl.zeros((COLS,), tl.float32)
         dw1, dw2, dw3 = dw0, dw0, dw0
-        for tile in range(tiles):
-            top = (tl.program_id(0) * tiles + tile) * ROWS
-            start = top.to(tl.int64)
-            dy = dy_ptr + start * stride_dy
-            left = T - time_of(rows, top, T)  # rows of this sequence from here on
-            inside = (rows < N - top) & (cols < D)
-            x = load_tile(x_ptr + start * stride_x, rows, stride_x, cols, inside)
-            g = load_tile(dy, rows, stride_dy, cols, inside)
-            dx = w0 * g
-            dw0 += tl.sum(g * x, axis=0, keep_dims=True)
-            if K > 1:
-                g = load_tile(dy, rows + 1, stride_dy, cols, inside & (left > 1))
-                dx += w1 * g
-                dw1 += tl.sum(g * x, axis=0, keep_dims=True)
-            if K > 2:
-                g = load_tile(dy, rows + 2, stride_dy, cols, inside & (left > 2))
-                dx += w2 * g
-                dw2 += tl.sum(g * x, axis=0, keep_dims=True)
-            if K > 3:
-                g = load_tile(dy, rows + 3, stride_dy, cols, inside & (left > 3))
-                dx += w3 * g
-                dw3 += tl.sum(g * x, axis=0, keep_dims=True)
-            tl.store(dx_ptr + start * D + rows * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        line = dw_ptr + tl.program_id(0).to(tl.int64) * K * D + cols  # of the dw table
-        tl.store(line, dw0, mask=cols < D)
-        if K > 1:
-            tl.store(line + D, dw1, mask=cols < D)
-        if K > 2:
-            tl.store(line + 2 * D, dw2, mask=cols < D)
-        if K > 3:
-            tl.store(line + 3 * D, dw3, mask=cols < D)
+        for _ in range(tl.minimum(length, N - first)):
+            a, b, c, d = load_four(x, x_stride, t, T, cols, D)
+            p, q, r, s = load_four(dy, dy_stride, t, T, cols, D)
+            if SILU:
+                e, f, g, h = convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3)
+                p, q, r, s = silu_backward(e, p), silu_backward(f, q), silu_backward(g, r), silu_backward(h, s)
+            dw0, dw1, dw2, dw3 = add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s)
+            e, f, g, h = convolve(g3, g2, g1, p, q, r, s, w3, w2, w1, w0)
+            store_four(dx, -3, D, t, T, cols, D, e, f, g, h)
+            x3, x2, x1 = b, c, d
+            g3, g2, g1 = q, r, s
+            x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, dy_jump, dy_stride), after(dx, t, n, dx_jump, D)
+            t = tl.where(t + 4 == n * 4, 0, t + 4)
+        store_four(dw_ptr + walk.to(tl.int64) * K * D, 0, D, 0, K, cols, D, dw0, dw1, dw2, dw3)
+
+    # SwiGLU. x holds gate and up side by side, W channels each, and there are two of everything.
+
+    @triton.jit
+    def swiglu_forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, W, x_jump, x_stride, y_jump,
+                              K: tl.constexpr, RESIDUAL: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        D = 2 * W
+        walk, cols = walk_and_strip(W, COLS)
+        w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL)
+        v0, v1, v2, v3 = load_weights(w_ptr, D, W + cols, K, RESIDUAL)
+        first = walk * length
+        t = first % n * 4
+        x, y = at(x_ptr, first, n, x_jump, x_stride), at(y_ptr, first, n, y_jump, W)
+        x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, W)
+        u3, u2, u1 = load_three(x, -3, x_stride, t, T, W + cols, D)
+        for _ in range(tl.minimum(length, N - first)):
+            a, b, c, d = load_four(x, x_stride, t, T, cols, W)
+            e, f, g, h = load_four(x, x_stride, t, T, W + cols, D)
+            p, q, r, s = convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3)
+            i, j, k, l = convolve(u3, u2, u1, e, f, g, h, v0, v1, v2, v3)
+            store_four(y, 0, W, t, T, cols, W, silu(p) * i, silu(q) * j, silu(r) * k, silu(s) * l)
+            x3, x2, x1 = b, c, d
+            u3, u2, u1 = f, g, h
+            x, y = after(x, t, n, x_jump, x_stride), after(y, t, n, y_jump, W)
+            t = tl.where(t + 4 == n * 4, 0, t + 4)
+
+    @triton.jit
+    def swiglu_backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, W, x_jump, x_stride, dy_jump, dy_stride, dx_jump,
+                               K: tl.constexpr, RESIDUAL: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        D = 2 * W
+        walk, cols = walk_and_strip(W, COLS)
+        w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL)
+        v0, v1, v2, v3 = load_weights(w_ptr, D, W + cols, K, RESIDUAL)
+        first = walk * length
+        t = first % n * 4
+        x, dy = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, dy_jump, dy_stride)
+        dx = at(dx_ptr, first, n, dx_jump, D)
+        x6, x5, x4 = load_three(x, -6, x_stride, t, T, cols, W)
+        x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, W)
+        u6, u5, u4 = load_three(x, -6, x_stride, t, T, W + cols, D)
+        u3, u2, u1 = load_three(x, -3, x_stride, t, T, W + cols, D)
+        p, q, r = load_three(dy, -3, dy_stride, t, T, cols, W)
+        e, f, g, _ = convolve(x6, x5, x4, x3, x2, x1, x1, w0, w1, w2, w3)
+        i, j, k, _ = convolve(u6, u5, u4, u3, u2, u1, u1, v0, v1, v2, v3)
+        g3, h3 = swiglu_backward(e, i, p)
+        g2, h2 = swiglu_backward(f, j, q)
+        g1, h1 = swiglu_backward(g, k, r)
+        dw0 = tl.zeros((COLS,), tl.float32)
+        dw1, dw2, dw3, dv0, dv1, dv2, dv3 = dw0, dw0, dw0, dw0, dw0, dw0, dw0
+        for _ in range(tl.minimum(length, N - first)):
+            a, b, c, d = load_four(x, x_stride, t, T, cols, W)
+            e, f, g, h = load_four(x, x_stride, t, T, W + cols, D)
+            dy0, dy1, dy2, dy3 = load_four(dy, dy_stride, t, T, cols, W)
+            p, q, r, s = convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3)
+            i, j, k, l = convolve(u3, u2, u1, e, f, g, h, v0, v1, v2, v3)
+            p, i = swiglu_backward(p, i, dy0)
+            q, j = swiglu_backward(q, j, dy1)
+            r, k = swiglu_backward(r, k, dy2)
+            s, l = swiglu_backward(s, l, dy3)
+            dw0, dw1, dw2, dw3 = add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s)
+            dv0, dv1, dv2, dv3 = add_products(dv0, dv1, dv2, dv3, u3, u2, u1, e, f, g, h, i, j, k, l)
+            x3, x2, x1 = b, c, d
+            u3, u2, u1 = f, g, h
+            a, b, c, d = convolve(g3, g2, g1, p, q, r, s, w3, w2, w1, w0)
+            e, f, g, h = convolve(h3, h2, h1, i, j, k, l, v3, v2, v1, v0)
+            store_four(dx, -3, D, t, T, cols, W, a, b, c, d)
+            store_four(dx, -3, D, t, T, W + cols, D, e, f, g, h)
+            g3, g2, g1 = q, r, s
+            h3, h2, h1 = j, k, l
+            x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, dy_jump, dy_stride), after(dx, t, n, dx_jump, D)
+            t = tl.where(t + 4 == n * 4, 0, t + 4)
+        line = dw_ptr + walk.to(tl.int64) * K * D
+        store_four(line, 0, D, 0, K, cols, W, dw0, dw1, dw2, dw3)
+        store_four(line, 0, D, 0, K, W + cols, D, dv0, dv1, dv2, dv3)
 
 
 # ------------------------------------------------------------------------------------------------------------
-# 4. The kernel as an operator of PyTorch
+# 4. The kernels as an operator of PyTorch
 #
 # A custom operator is a black box with a signature. torch.compile needs to know only what comes out (the "fake"
 # version: shapes and dtypes, no data); autograd needs to know which operator runs backward.
 # ------------------------------------------------------------------------------------------------------------
 
 
-WARPS = 1  # a program's
+def output_shape(x, activation):
+    return (*x.shape[:2], x.shape[2] // 2) if activation == "swiglu" else x.shape
 
 
-def sheet(x):
-    """x (B, T, D) as (B*T, D), contiguous along a row; copied only if it has to be."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+def lines(x):
+    """x (B, T, D), copied if its channels do not lie side by side."""
+    return x if x.stride(2) == 1 else x.contiguous()
 
 
-def tiling(x):
-    """(ROWS, COLS) of a tile: 4 x 256, or as many numbers in narrower ones. Both are powers of two, and ROWS is at most T."""
-    cols = min(256, triton.next_power_of_2(x.shape[2]))
-    return min(1024 // cols, 2 ** (x.shape[1].bit_length() - 1)), cols
-
-
-def run_forward(x, weight, dy, y, residual, silu):
-    """Fill y (B, T, D); with dy it becomes dy * silu'(z)."""
-    (B, T, D), (rows, cols) = x.shape, tiling(x)
-    tiles = min(8, triton.cdiv(B * T, rows))  # a program's: few, so that there are many programs
-    x, gradient = sheet(x), dy is not None
-    dy = sheet(dy) if gradient else x  # not read
-    with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
-        forward_kernel[triton.cdiv(B * T, rows * tiles), triton.cdiv(D, cols)](
-            x, weight, dy, y, B * T, T, D, x.stride(0), dy.stride(0), tiles,
-            len(weight), residual, silu, gradient, rows, cols, num_warps=WARPS,
-        )
+def walks(x, width, length):
+    """For walks over x (B, T, D) of so many groups each, in `width` channels: how many, in how many strips, N, n and COLS."""
+    n = triton.cdiv(x.shape[1] + 3, 4)
+    N, cols = x.shape[0] * n, max(32, min(128, triton.next_power_of_2(width)))  # a channel a thread at least
+    return triton.cdiv(N, length), triton.cdiv(width, cols), N, n, cols
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
-def conv_op(x: torch.Tensor, weight: torch.Tensor, residual: bool, silu: bool) -> torch.Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if y.numel() > 0:
-        run_forward(x, weight, None, y, residual, silu)
+def conv_op(x: torch.Tensor, weight: torch.Tensor, residual: bool, activation: str) -> torch.Tensor:
+    y = torch.empty(output_shape(x, activation), dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x, length = lines(x), 8
+    walk_count, strips, N, n, cols = walks(x, y.shape[2], length)
+    sizes = (N, n, length, *y.shape[1:], *x.stride()[:2], y.stride(0), len(weight), residual)
+    with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
+        if activation == "swiglu":
+            swiglu_forward_kernel[(walk_count * strips,)](x, weight, y, *sizes, cols, num_warps=1)
+        else:
+            forward_kernel[(walk_count * strips,)](x, weight, y, *sizes, activation == "silu", cols, num_warps=1)
     return y
 
 
 @conv_op.register_fake
-def _(x, weight, residual, silu):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _(x, weight, residual, activation):
+    return torch.empty(output_shape(x, activation), dtype=x.dtype, device=x.device)
 
 
 @torch.library.custom_op("canon::causal_conv_backward", mutates_args=())
 def conv_backward_op(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool, silu: bool
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool, activation: str
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros_like(weight)
-    (B, T, D), (rows, cols) = x.shape, tiling(x)
-    tiles = min(32, triton.cdiv(B * T, rows))  # more tiles: a smaller table of dw, but fewer programs
-    dz = dy
-    if silu:
-        dz = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        run_forward(x, weight, dy, dz, residual, silu)
-    dz, xs, programs = sheet(dz), sheet(x), triton.cdiv(B * T, rows * tiles)
-    dw = torch.empty(programs, *weight.shape, dtype=torch.float32, device=x.device)
+    x, g, length = lines(x), lines(dy), 32  # longer walks than forward: a shorter table
+    walk_count, strips, N, n, cols = walks(x, dy.shape[2], length)
+    dw = torch.empty(walk_count, *weight.shape, dtype=torch.float32, device=x.device)
+    sizes = (N, n, length, *dy.shape[1:], *x.stride()[:2], *g.stride()[:2], dx.stride(0), len(weight), residual)
     with torch.cuda.device_of(x):
-        backward_kernel[programs, triton.cdiv(D, cols)](
-            dz, xs, weight, dx, dw, B * T, T, D, dz.stride(0), xs.stride(0), tiles,
-            len(weight), residual and not silu, rows, cols, num_warps=WARPS,
-        )
-    return dx + dy if residual and silu else dx, dw.sum(0).to(weight.dtype)
+        if activation == "swiglu":
+            swiglu_backward_kernel[(walk_count * strips,)](g, x, weight, dx, dw, *sizes, cols, num_warps=1)
+        else:
+            backward_kernel[(walk_count * strips,)](g, x, weight, dx, dw, *sizes, activation == "silu", cols, num_warps=1)
+    return dx + dy if residual and activation == "silu" else dx, dw.sum(0).to(weight.dtype)
 
 
 @conv_backward_op.register_fake
-def _(dy, x, weight, residual, silu):
+def _(dy, x, weight, residual, activation):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty_like(weight)
 
 
 def _save(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:2])
-    ctx.flags = inputs[2:]
+    ctx.options = inputs[2:]
 
 
 def _backward(ctx, dy):
-    return *conv_backward_op(dy, *ctx.saved_tensors, *ctx.flags), None, None
+    return *conv_backward_op(dy, *ctx.saved_tensors, *ctx.options), None, None
 
 
 conv_op.register_autograd(_backward, setup_context=_save)
 
 
 def causal_conv_triton(x, weight, residual=True, activation=None):
-    """`causal_conv_reference` without a tail, by the Triton kernel; K <= 4, x float32, bfloat16 or float16."""
+    """`causal_conv_reference` without a tail, by the Triton kernels; K <= 4, x float32, bfloat16 or float16."""
     if len(weight) > 4:
-        raise ValueError(f"the kernel takes up to 4 weights a channel, not {len(weight)}")
-    return conv_op(x, weight.contiguous(), residual, activation == "silu")
+        raise ValueError(f"the kernels take up to 4 weights a channel, not {len(weight)}")
+    return conv_op(x, weight.contiguous(), residual, activation or "")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -383,8 +509,10 @@ def causal_conv(x, weight, residual=True, activation=None, tail=None):
     """
     if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] != x.shape[2]:
         raise ValueError(f"causal_conv takes x (B, T, D) and weight (K, D), not {tuple(x.shape)} and {tuple(weight.shape)}")
-    if activation not in (None, "silu"):
-        raise ValueError(f"activation = {activation!r}: allowed are None and 'silu'")
+    if activation not in (None, "silu", "swiglu"):
+        raise ValueError(f"activation = {activation!r}: allowed are None, 'silu' and 'swiglu'")
+    if activation == "swiglu" and x.shape[2] % 2:
+        raise ValueError(f"swiglu takes gate and up of the same width, not {x.shape[2]} channels in all")
     if tail is not None:
         # The inputs before x are just more rows on top. Streaming passes a few tokens at a time, so this is cheap.
         if tail.shape != (x.shape[0], weight.shape[0] - 1, x.shape[2]):
@@ -408,8 +536,7 @@ def conv1d(x, weight, residual=True, activation=None):
     K, D = weight.shape
     kernel = weight.flip(0).t().reshape(D, 1, K).to(x.dtype)
     z = F.conv1d(F.pad(x.transpose(1, 2), (K - 1, 0)), kernel, groups=D).transpose(1, 2)
-    z = F.silu(z) if activation == "silu" else z
-    return x + z if residual else z
+    return finish(x, z, residual, activation)
 
 
 def implementations(device):
@@ -451,15 +578,16 @@ def check(device):
     found = {}
     for name, conv in implementations(device).items():
         worst = []
-        shapes = ((3, 37, 300),) if name == "torch.compile" else ((2, 1, 5), (1, 2, 64), (3, 37, 300))  # it compiles for each
+        large = (2, 150, 300) if device == "cuda" else (2, 9, 150)  # on a CPU small, as the interpreter takes milliseconds a row
+        shapes = (large,) if name == "torch.compile" else ((2, 1, 6), (1, 2, 64), large)  # it compiles for each
         for dtype in dtypes:
             errors = []
             torch._dynamo.reset()
             for B, T, D in shapes:
-                for K, residual, activation in ((4, True, None), (3, False, "silu"), (2, True, "silu")):
+                for K, residual, activation in ((4, True, None), (3, False, "silu"), (2, True, "silu"), (4, True, "swiglu")):
                     x = torch.randn(B, T, 2 * D, device=device, dtype=dtype)[..., D:]  # a slice: strided
                     w = (torch.rand(K, D, device=device) * 2 - 1) * K**-0.5
-                    dy = torch.randn(B, T, D, device=device, dtype=dtype)
+                    dy = torch.randn(output_shape(x, activation), device=device, dtype=dtype)
                     got = value_and_grads(conv, x, w, dy, residual, activation)
                     want = value_and_grads(causal_conv_reference, x.double(), w.double(), dy.double(), residual, activation)
                     errors += [relative_error(g, r) for g, r in zip(got, want)]
@@ -494,24 +622,25 @@ def benchmark(device, shapes, dtype):
     """Times of every implementation, forward and backward, in ms, GB/s and as a share of a copy's bandwidth: a list of dicts."""
     print(f"\nmedian times (quartiles), {str(dtype)[6:]}, K = 4, residual; GB/s counts x and y once (forward), x, dy and dx once (backward)")
     found = []
-    for B, T, D in shapes:
+    for B, T, D, activation in shapes:
         x = torch.randn(B, T, D, device=device, dtype=dtype, requires_grad=True)
         w = ((torch.rand(4, D, device=device) * 2 - 1) / 2).requires_grad_()
-        dy, out = torch.randn_like(x), torch.empty_like(x)
-        gigabytes = x.numel() * x.element_size() / 1e9
-        copy_rate = 2 * gigabytes / quartiles_ms(lambda: out.copy_(x.detach()), device)[1] * 1e3
-        print(f"(B, T, D) = ({B}, {T}, {D}); a copy moves {copy_rate:.0f} GB/s")
+        dy, out = torch.randn(output_shape(x, activation), device=device, dtype=dtype), torch.empty_like(x)
+        forward_gb, backward_gb = ((x.numel() * n + dy.numel()) * x.element_size() / 1e9 for n in (1, 2))
+        copy_rate = 2 * x.numel() * x.element_size() / 1e9 / quartiles_ms(lambda: out.copy_(x.detach()), device)[1] * 1e3
+        print(f"(B, T, D) = ({B}, {T}, {D}){', then SwiGLU' if activation else ''}; a copy moves {copy_rate:.0f} GB/s")
         print(f"{'':16}{'forward ms':>24}{'GB/s':>8}{'of copy':>9}{'backward ms':>24}{'GB/s':>8}{'of copy':>9}")
         torch._dynamo.reset()
         for name, conv in implementations(device).items():
             if name == "Triton" and device == "cpu":
                 continue  # the interpreter is for checking
-            y = conv(x, w)
-            line, row = f"{name:16}", {"B": B, "T": T, "D": D, "dtype": str(dtype)[6:], "implementation": name, "copy_gb_per_s": copy_rate}
-            for part, f, passes in (("forward", lambda: conv(x, w), 2),
-                                    ("backward", lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True), 3)):  # fmt: skip
+            y = conv(x, w, True, activation)
+            line, row = f"{name:16}", {"B": B, "T": T, "D": D, "activation": activation, "dtype": str(dtype)[6:], "implementation": name,
+                                       "copy_gb_per_s": copy_rate}  # fmt: skip
+            for part, f, gigabytes in (("forward", lambda: conv(x, w, True, activation), forward_gb),
+                                       ("backward", lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True), backward_gb)):  # fmt: skip
                 low, median, high = quartiles_ms(f, device)
-                rate = passes * gigabytes / median * 1e3
+                rate = gigabytes / median * 1e3
                 line += f"{f'{median:.3f} ({low:.3f}-{high:.3f})':>24}{rate:8.0f}{rate / copy_rate:9.0%}"
                 row |= {f"{part}_ms": [low, median, high], f"{part}_gb_per_s": rate, f"{part}_of_copy": rate / copy_rate}
             print(line, flush=True)
@@ -544,10 +673,12 @@ def main(argv=None):
     print("; ".join([about["device"], f"torch {about['torch']}", f"triton {about['triton']}"]) + "\n")
     errors = check(device)
     if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model; then as many tokens in shorter and longer sequences
-        shapes = [(16, 2048, 768), (16, 2048, 2304), (16, 2048, 4096)] + [(2**15 // T, T, 2304) for T in (1, 16, 256, 2**14)]
+        shapes = [(16, 2048, 768, None), (16, 2048, 2304, None), (16, 2048, 4096, None), (16, 2048, 4096, "swiglu")]
+        shapes += [(2**15 // T, T, 2304, None) for T in (1, 16, 256, 2**14)]
         times = benchmark(device, shapes, torch.bfloat16)
     else:
-        times = benchmark(device, ((64, 64, 64), (64, 64, 192), (64, 64, 336)), torch.float32)
+        shapes = ((64, 64, 64, None), (64, 64, 192, None), (64, 64, 336, None), (64, 64, 336, "swiglu"))
+        times = benchmark(device, shapes, torch.float32)
     if args.json:
         about["date"] = time.strftime("%Y-%m-%d")
         args.json.write_text(json.dumps({**about, "errors": errors, "times": times}, indent=1) + "\n")

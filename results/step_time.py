@@ -4,7 +4,12 @@ Trains several models turn by turn, one step each, without Canon layers and with
 all of them. Prints the median step of each in milliseconds, with the quartiles, and its ratio to the model without.
 
 On a CPU: Copy and Depo at the nano preset, run eagerly and through torch.compile. On CUDA: 12 layers of 768 dims, 2,048 tokens, bfloat16,
-compiled; once with the convolution as the Triton operator, once as PyTorch expressions, which torch.compile fuses as it sees fit.
+compiled, with the convolution as
+
+    Triton               the operator; at D with SwiGLU in the same kernel
+    Triton, D apart      the operator, and SwiGLU behind it
+    PyTorch              expressions, which torch.compile fuses as it sees fit
+    PyTorch in A and C   expressions at the width of the model, the operator elsewhere
 """
 
 import argparse
@@ -68,15 +73,30 @@ def compare(name, task, points, compiled, device, batch_size, steps):
         found.append({"what": name, "canon": canon, "compiled": compiled, "batch_size": batch_size, "T": task.block_size,
                       "ms": list(quartiles), "ratio": median / found[0]["ms"][1] if found else 1.0,
                       "tokens_per_s": batch_size * task.block_size / median * 1e3, "flops_per_token": flops_per_token(model)})  # fmt: skip
-        print(f"{name:24}{'compiled' if compiled else 'eager':10}{canon or 'none':6}{median:8.2f} ({low:.2f}-{high:.2f})   "
+        print(f"{name:30}{'compiled' if compiled else 'eager':10}{canon or 'none':6}{median:8.2f} ({low:.2f}-{high:.2f})   "
               f"x {found[-1]['ratio']:.2f}", flush=True)  # fmt: skip
     return found
+
+
+def triton_apart(x, weight, residual, activation):
+    if activation == "swiglu":
+        return kernels.finish(x, kernels.causal_conv_triton(x, weight, residual), False, activation)
+    return kernels.causal_conv_triton(x, weight, residual, activation)
+
+
+def pytorch_in_a_and_c(x, weight, residual, activation):
+    conv = kernels.causal_conv_pytorch if x.shape[2] == 768 else kernels.causal_conv_triton
+    return conv(x, weight, residual, activation)
+
+
+FORMS = {"Triton": (kernels.causal_conv_triton, ("ac", "abcd")), "Triton, D apart": (triton_apart, ("abcd",)),
+         "PyTorch": (kernels.causal_conv_pytorch, ("ac", "abcd")), "PyTorch in A and C": (pytorch_in_a_and_c, ("abcd",))}  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, help="of each model (default: 400 on a CPU, 30 on CUDA)")
-    parser.add_argument("--points", nargs="+", default=None, help="(default: abcd on a CPU, ac and abcd on CUDA)")
+    parser.add_argument("--points", nargs="+", default=None, help="(default: abcd; on CUDA, for two of the forms, also ac)")
     parser.add_argument("--json", type=kernels.json_file, metavar="FILE", help="save the numbers there, too")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,9 +108,9 @@ def main():
     found = []
     if device == "cuda":
         task = make_task("depo1", "paper")
-        for form, conv in (("Triton", kernels.causal_conv_triton), ("PyTorch", kernels.causal_conv_pytorch)):
+        for form, (conv, points) in FORMS.items():
             canon_gpt.causal_conv = lambda x, weight, residual, activation, tail, conv=conv: conv(x, weight, residual, activation)
-            found += compare(f"12L768D, {form}", task, ["", *(args.points or ("ac", "abcd"))], True, device, 16, steps)
+            found += compare(f"12L768D, {form}", task, ["", *(args.points or points)], True, device, 16, steps)
     else:
         for compiled in (False, True) if kernels.can_compile_on_cpu() else (False,):
             for task in map(make_task, ("copy", "depo1")):
