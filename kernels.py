@@ -152,8 +152,8 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 # ------------------------------------------------------------------------------------------------------------
 # 3. The Triton kernels: what runs on CUDA
 #
-# The walk. A program is one warp: 32 threads in lockstep. It walks down a strip of COLS channels, each thread in its COLS / 32 of them, four
-# rows (tokens) a step, and keeps the three rows above in registers, so that no number is fetched twice:
+# The walk. A program is one warp: 32 threads in lockstep. It walks down a strip of COLS channels, of which each thread takes COLS / 32, four
+# rows (tokens) a step, and keeps the three rows above in registers. So it fetches a number once:
 #
 #              <-- COLS channels -->
 #       x3    . . . . . . . . . . .
@@ -164,26 +164,28 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 #       c    |  memory is far away |         y_c = w_0 c + w_1 b  + w_2 a  + w_3 x1
 #       d    +---------------------+         y_d = w_0 d + w_1 c  + w_2 b  + w_3 a        then x3, x2, x1 = b, c, d
 #
-# Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups: three or more rows behind its end are not there and
-# count as zeros. These are also the zeros before the start of the next sequence, so a walk goes on from one to the next and
-# keeps what it keeps. A walk is `length` groups long, and there is a program for every walk and strip.
+# Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups, so that three to six rows behind its end are not there,
+# and count as zeros. When a walk comes to the next sequence, the three rows that it keeps are zeros already, and nothing is
+# special there. The batch has N = B n groups. A walk is `length` of them, and there is a program for every walk and strip. Only
+# where a walk starts are rows fetched that another has fetched, too: the three above.
 #
 # The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart; channels lie side by side. So with
 # cols a vector of channels, ptr + i * stride + cols is a vector of addresses, those of row i as seen from ptr, and a slice of a wider
 # projection works without a copy. Loads and stores are masked: what is not there reads as zero and is not written.
 #
-# The backward pass walks over x and dy together. By section 2, dx_{t-3} = w_3 dy_t + w_2 dy_{t-1} + w_1 dy_{t-2} + w_0 dy_{t-3}: the same convolution
-# with the weights in reverse order, of which rows a, b, c, d of dy finish the rows of dx three higher. And dw_i is the sum of
-# dy_t x_{t-i}, all of which are at hand. So one pass over x and dy gives everything. A program writes its sums to its line, K by D, of
-# a float32 table, which is summed afterwards: unlike atomic adds, that gives the same bits in every run.
+# The backward pass walks over x and dy together. By section 2, dx_{t-3} = w_3 dy_t + w_2 dy_{t-1} + w_1 dy_{t-2} + w_0 dy_{t-3}: once dy_t .. dy_{t+3}
+# are there, dx_{t-3} .. dx_t are complete, the same convolution with the weights in reverse order. So a step stores dx three rows above what
+# it loads. And dw_i is the sum of dy_t x_{t-i}, of which it has both. So one pass over x and dy gives everything. A program writes its
+# sums to a line, K by D, of a float32 table, which is summed afterwards: unlike atomic adds, that gives the same bits in every run.
 #
-# With an activation, the backward pass convolves x once more, as arithmetic is cheaper than memory, and goes on with the gradient before
-# the activation in place of dy. SwiGLU, silu(gate) * up, which follows Canon-D, is an activation of two strips: its kernels read
+# With an activation, the backward pass convolves x once more, as arithmetic is cheaper than memory, and goes on with the gradient of what
+# the convolution gave where dy stood. SwiGLU, silu(gate) * up, which follows Canon-D, is an activation of two strips: its kernels read
 # gate and up and write one result, as the activation would without Canon-D.
 #
-# What is fast. In the time that memory takes to bring one bfloat16 number, a multiprocessor issues some 12 instructions, and masks, addresses
-# and conversions are instructions, too (results/machine_code.py counts them). So rows, weights and sums stay in each thread's
-# registers, and no warp waits for another. Registers cannot be indexed in a loop: hence four names for everything, and K of at most 4.
+# What is fast. An H200 has time for some 12 instructions of a thread for each bfloat16 number that its memory brings or takes, and masks,
+# addresses and conversions are instructions, too (results/machine_code.py counts them). So rows, weights and sums stay in each thread's
+# registers, and no warp waits for another. Triton cannot pick a row out of a tensor in registers: hence four names for everything, and K
+# of at most 4.
 # ------------------------------------------------------------------------------------------------------------
 
 if triton is not None:
@@ -192,7 +194,8 @@ if triton is not None:
 
     @inlined
     def load_row(ptr, i, stride, t, T, cols, end):
-        """Row i of the group at ptr, which starts at time t: (COLS,) float32. Zeros outside of the sequence, and from channel `end` on."""
+        """Row i of the group at ptr, which starts at time t: (COLS,) float32. Zeros outside of the sequence, and from channel `end` on.
+        A row that is not there has no channels."""
         there = cols < tl.where((t + i >= 0) & (t + i < T), end, 0)
         return tl.load(ptr + i * stride + cols, mask=there, other=0.0).to(tl.float32)
 
@@ -223,7 +226,7 @@ if triton is not None:
 
     @inlined
     def load_weights(w_ptr, D, cols, K: tl.constexpr, RESIDUAL: tl.constexpr):
-        """w_0 .. w_3, each (COLS,); zeros from K on. The residual is one more in w_0."""
+        """w_0 .. w_3, each (COLS,): the rows of a sequence of K. The residual is one more in w_0."""
         w0, w1, w2, w3 = load_four(w_ptr, D, 0, K, cols, D)
         if RESIDUAL:
             w0 += 1
@@ -264,10 +267,13 @@ if triton is not None:
         return silu_backward(gate, dy * up), dy * silu(gate)
 
     @inlined
-    def walk_and_strip(D, COLS: tl.constexpr):
-        """Which walk a program does, and the channels of its strip. Neighbours do the same walk, so that memory gives out whole rows."""
+    def start(n, length, D, COLS: tl.constexpr):
+        """A program's walk, its first group, that group's first time, and the channels of its strip. Neighbouring programs take
+        neighbouring strips of the same rows: together they read whole rows."""
         strips = tl.cdiv(D, COLS)
-        return tl.program_id(0) // strips, tl.program_id(0) % strips * COLS + tl.arange(0, COLS)
+        walk = tl.program_id(0) // strips
+        cols = tl.program_id(0) % strips * COLS + tl.arange(0, COLS)
+        return walk, walk * length, walk * length % n * 4, cols
 
     @inlined
     def at(ptr, group, n, jump, stride):
@@ -277,16 +283,15 @@ if triton is not None:
     @inlined
     def after(ptr, t, n, jump, stride):
         """Where the group after the one at ptr is: four rows on, or at the start of the next sequence."""
-        end = tl.cast(jump, tl.int64) - tl.cast(n * 4, tl.int64) * stride
-        return ptr + 4 * stride + tl.where(t + 4 == n * 4, end, 0)
+        back = jump - tl.cast(n * 4, tl.int64) * stride
+        return ptr + 4 * stride + tl.where(t + 4 == n * 4, back, 0)
 
     @triton.jit
-    def forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, D, x_jump, x_stride, y_jump,
-                       K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        walk, cols = walk_and_strip(D, COLS)
+    def forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, x_jump, x_stride,
+                       D: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        walk, first, t, cols = start(n, length, D, COLS)
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
-        first = walk * length
-        t = first % n * 4
+        y_jump = tl.cast(T, tl.int64) * D
         x, y = at(x_ptr, first, n, x_jump, x_stride), at(y_ptr, first, n, y_jump, D)
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, D)
         for _ in range(tl.minimum(length, N - first)):
@@ -302,48 +307,46 @@ if triton is not None:
             t = tl.where(t + 4 == n * 4, 0, t + 4)
 
     @triton.jit
-    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, D, x_jump, x_stride, dy_jump, dy_stride, dx_jump,
-                        K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        walk, cols = walk_and_strip(D, COLS)
+    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,
+                        D: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        walk, first, t, cols = start(n, length, D, COLS)
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
-        first = walk * length
-        t = first % n * 4
-        x, dy = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, dy_jump, dy_stride)
-        dx = at(dx_ptr, first, n, dx_jump, D)
+        y_jump = tl.cast(T, tl.int64) * D  # dy and dx are contiguous
+        x, dy, dx = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, y_jump, D), at(dx_ptr, first, n, y_jump, D)
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, D)
-        g3, g2, g1 = load_three(dy, -3, dy_stride, t, T, cols, D)
+        g3, g2, g1 = load_three(dy, -3, D, t, T, cols, D)
         if SILU:
             x6, x5, x4 = load_three(x, -6, x_stride, t, T, cols, D)
-            z3, z2, z1, _ = convolve(x6, x5, x4, x3, x2, x1, x1, w0, w1, w2, w3)
-            g3, g2, g1 = silu_backward(z3, g3), silu_backward(z2, g2), silu_backward(z1, g1)
+            e, f, g, _ = convolve(x6, x5, x4, x3, x2, x1, x1, w0, w1, w2, w3)  # no fourth row is needed
+            g3, g2, g1 = silu_backward(e, g3), silu_backward(f, g2), silu_backward(g, g1)
         dw0 = tl.zeros((COLS,), tl.float32)
         dw1, dw2, dw3 = dw0, dw0, dw0
         for _ in range(tl.minimum(length, N - first)):
             a, b, c, d = load_four(x, x_stride, t, T, cols, D)
-            p, q, r, s = load_four(dy, dy_stride, t, T, cols, D)
+            p, q, r, s = load_four(dy, D, t, T, cols, D)
             if SILU:
                 e, f, g, h = convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3)
                 p, q, r, s = silu_backward(e, p), silu_backward(f, q), silu_backward(g, r), silu_backward(h, s)
             dw0, dw1, dw2, dw3 = add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s)
-            e, f, g, h = convolve(g3, g2, g1, p, q, r, s, w3, w2, w1, w0)
-            store_four(dx, -3, D, t, T, cols, D, e, f, g, h)
+            dx0, dx1, dx2, dx3 = convolve(g3, g2, g1, p, q, r, s, w3, w2, w1, w0)
+            store_four(dx, -3, D, t, T, cols, D, dx0, dx1, dx2, dx3)
             x3, x2, x1 = b, c, d
             g3, g2, g1 = q, r, s
-            x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, dy_jump, dy_stride), after(dx, t, n, dx_jump, D)
+            x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, y_jump, D), after(dx, t, n, y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
         store_four(dw_ptr + walk.to(tl.int64) * K * D, 0, D, 0, K, cols, D, dw0, dw1, dw2, dw3)
 
-    # SwiGLU. x holds gate and up side by side, W channels each, and there are two of everything.
+    # SwiGLU. x holds gate and up side by side, W channels each. Of gate the rows are x3 .. d, the weights w0 .. w3 and the results p .. s; of
+    # up they are u3 .. h, v0 .. v3 and i .. l.
 
     @triton.jit
-    def swiglu_forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, W, x_jump, x_stride, y_jump,
-                              K: tl.constexpr, RESIDUAL: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        D = 2 * W
-        walk, cols = walk_and_strip(W, COLS)
+    def swiglu_forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, x_jump, x_stride,
+                              W: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        D: tl.constexpr = 2 * W
+        walk, first, t, cols = start(n, length, W, COLS)
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL)
         v0, v1, v2, v3 = load_weights(w_ptr, D, W + cols, K, RESIDUAL)
-        first = walk * length
-        t = first % n * 4
+        y_jump = tl.cast(T, tl.int64) * W
         x, y = at(x_ptr, first, n, x_jump, x_stride), at(y_ptr, first, n, y_jump, W)
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, W)
         u3, u2, u1 = load_three(x, -3, x_stride, t, T, W + cols, D)
@@ -359,49 +362,47 @@ if triton is not None:
             t = tl.where(t + 4 == n * 4, 0, t + 4)
 
     @triton.jit
-    def swiglu_backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, W, x_jump, x_stride, dy_jump, dy_stride, dx_jump,
-                               K: tl.constexpr, RESIDUAL: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-        D = 2 * W
-        walk, cols = walk_and_strip(W, COLS)
+    def swiglu_backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,
+                               W: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        D: tl.constexpr = 2 * W
+        walk, first, t, cols = start(n, length, W, COLS)
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL)
         v0, v1, v2, v3 = load_weights(w_ptr, D, W + cols, K, RESIDUAL)
-        first = walk * length
-        t = first % n * 4
-        x, dy = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, dy_jump, dy_stride)
-        dx = at(dx_ptr, first, n, dx_jump, D)
+        y_jump = tl.cast(T, tl.int64) * W
+        x, dy, dx = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, y_jump, W), at(dx_ptr, first, n, 2 * y_jump, D)
         x6, x5, x4 = load_three(x, -6, x_stride, t, T, cols, W)
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, W)
         u6, u5, u4 = load_three(x, -6, x_stride, t, T, W + cols, D)
         u3, u2, u1 = load_three(x, -3, x_stride, t, T, W + cols, D)
-        p, q, r = load_three(dy, -3, dy_stride, t, T, cols, W)
-        e, f, g, _ = convolve(x6, x5, x4, x3, x2, x1, x1, w0, w1, w2, w3)
+        dy0, dy1, dy2 = load_three(dy, -3, W, t, T, cols, W)
+        p, q, r, _ = convolve(x6, x5, x4, x3, x2, x1, x1, w0, w1, w2, w3)
         i, j, k, _ = convolve(u6, u5, u4, u3, u2, u1, u1, v0, v1, v2, v3)
-        g3, h3 = swiglu_backward(e, i, p)
-        g2, h2 = swiglu_backward(f, j, q)
-        g1, h1 = swiglu_backward(g, k, r)
+        g3, h3 = swiglu_backward(p, i, dy0)
+        g2, h2 = swiglu_backward(q, j, dy1)
+        g1, h1 = swiglu_backward(r, k, dy2)
         dw0 = tl.zeros((COLS,), tl.float32)
         dw1, dw2, dw3, dv0, dv1, dv2, dv3 = dw0, dw0, dw0, dw0, dw0, dw0, dw0
         for _ in range(tl.minimum(length, N - first)):
             a, b, c, d = load_four(x, x_stride, t, T, cols, W)
             e, f, g, h = load_four(x, x_stride, t, T, W + cols, D)
-            dy0, dy1, dy2, dy3 = load_four(dy, dy_stride, t, T, cols, W)
+            dy0, dy1, dy2, dy3 = load_four(dy, W, t, T, cols, W)
             p, q, r, s = convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3)
             i, j, k, l = convolve(u3, u2, u1, e, f, g, h, v0, v1, v2, v3)
-            p, i = swiglu_backward(p, i, dy0)
+            p, i = swiglu_backward(p, i, dy0)  # from here on p .. s and i .. l are the gradients
             q, j = swiglu_backward(q, j, dy1)
             r, k = swiglu_backward(r, k, dy2)
             s, l = swiglu_backward(s, l, dy3)
             dw0, dw1, dw2, dw3 = add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s)
             dv0, dv1, dv2, dv3 = add_products(dv0, dv1, dv2, dv3, u3, u2, u1, e, f, g, h, i, j, k, l)
+            dx0, dx1, dx2, dx3 = convolve(g3, g2, g1, p, q, r, s, w3, w2, w1, w0)
+            store_four(dx, -3, D, t, T, cols, W, dx0, dx1, dx2, dx3)
+            dx0, dx1, dx2, dx3 = convolve(h3, h2, h1, i, j, k, l, v3, v2, v1, v0)
+            store_four(dx, -3, D, t, T, W + cols, D, dx0, dx1, dx2, dx3)
             x3, x2, x1 = b, c, d
             u3, u2, u1 = f, g, h
-            a, b, c, d = convolve(g3, g2, g1, p, q, r, s, w3, w2, w1, w0)
-            e, f, g, h = convolve(h3, h2, h1, i, j, k, l, v3, v2, v1, v0)
-            store_four(dx, -3, D, t, T, cols, W, a, b, c, d)
-            store_four(dx, -3, D, t, T, W + cols, D, e, f, g, h)
             g3, g2, g1 = q, r, s
             h3, h2, h1 = j, k, l
-            x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, dy_jump, dy_stride), after(dx, t, n, dx_jump, D)
+            x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, y_jump, W), after(dx, t, n, 2 * y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
         line = dw_ptr + walk.to(tl.int64) * K * D
         store_four(line, 0, D, 0, K, cols, W, dw0, dw1, dw2, dw3)
@@ -425,11 +426,15 @@ def lines(x):
     return x if x.stride(2) == 1 else x.contiguous()
 
 
-def walks(x, width, length):
-    """For walks over x (B, T, D) of so many groups each, in `width` channels: how many, in how many strips, N, n and COLS."""
+def walks(x, width, longest):
+    """How to go over x (B, T, D) in strips that cover `width` channels: the number of walks and of programs, (N, n, length), and COLS."""
     n = triton.cdiv(x.shape[1] + 3, 4)
-    N, cols = x.shape[0] * n, max(32, min(128, triton.next_power_of_2(width)))  # a channel a thread at least
-    return triton.cdiv(N, length), triton.cdiv(width, cols), N, n, cols
+    N, cols = x.shape[0] * n, max(32, min(128, triton.next_power_of_2(width)))  # a thread has one channel at least
+    strips, length = triton.cdiv(width, cols), longest
+    while length > 4 and triton.cdiv(N, length) * strips < 4096:  # a large GPU runs some 4,000 programs side by side
+        length //= 2
+    count = triton.cdiv(N, length)
+    return count, count * strips, (N, n, length), cols
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
@@ -437,14 +442,14 @@ def conv_op(x: torch.Tensor, weight: torch.Tensor, residual: bool, activation: s
     y = torch.empty(output_shape(x, activation), dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    x, length = lines(x), 8
-    walk_count, strips, N, n, cols = walks(x, y.shape[2], length)
-    sizes = (N, n, length, *y.shape[1:], *x.stride()[:2], y.stride(0), len(weight), residual)
+    x, D = lines(x), y.shape[2]
+    _, programs, walk, cols = walks(x, D, 8)
+    sizes = (*walk, x.shape[1], x.stride(0), x.stride(1), D, len(weight), residual)
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
         if activation == "swiglu":
-            swiglu_forward_kernel[(walk_count * strips,)](x, weight, y, *sizes, cols, num_warps=1)
+            swiglu_forward_kernel[(programs,)](x, weight, y, *sizes, cols, num_warps=1)
         else:
-            forward_kernel[(walk_count * strips,)](x, weight, y, *sizes, activation == "silu", cols, num_warps=1)
+            forward_kernel[(programs,)](x, weight, y, *sizes, activation == "silu", cols, num_warps=1)
     return y
 
 
@@ -460,16 +465,18 @@ def conv_backward_op(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros_like(weight)
-    x, g, length = lines(x), lines(dy), 32  # longer walks than forward: a shorter table
-    walk_count, strips, N, n, cols = walks(x, dy.shape[2], length)
-    dw = torch.empty(walk_count, *weight.shape, dtype=torch.float32, device=x.device)
-    sizes = (N, n, length, *dy.shape[1:], *x.stride()[:2], *g.stride()[:2], dx.stride(0), len(weight), residual)
+    x, dy, D = lines(x), dy.contiguous(), dy.shape[2]
+    count, programs, walk, cols = walks(x, D, 32)  # longer walks than forward: fewer lines in the table
+    dw = torch.empty(count, *weight.shape, dtype=torch.float32, device=x.device)
+    sizes = (*walk, x.shape[1], x.stride(0), x.stride(1), D, len(weight), residual)
     with torch.cuda.device_of(x):
         if activation == "swiglu":
-            swiglu_backward_kernel[(walk_count * strips,)](g, x, weight, dx, dw, *sizes, cols, num_warps=1)
+            swiglu_backward_kernel[(programs,)](dy, x, weight, dx, dw, *sizes, cols, num_warps=1)
         else:
-            backward_kernel[(walk_count * strips,)](g, x, weight, dx, dw, *sizes, activation == "silu", cols, num_warps=1)
-    return dx + dy if residual and activation == "silu" else dx, dw.sum(0).to(weight.dtype)
+            backward_kernel[(programs,)](dy, x, weight, dx, dw, *sizes, activation == "silu", cols, num_warps=1)
+    if residual and activation == "silu":
+        dx += dy
+    return dx, dw.sum(0).to(weight.dtype)
 
 
 @conv_backward_op.register_fake
@@ -603,18 +610,25 @@ def check(device):
 
 
 def quartiles_ms(f, device):
-    """Milliseconds of f(), after a warm-up: the lower quartile, the median, the upper quartile."""
-    if device == "cuda" and triton is not None:  # its timer empties the cache between runs and keeps the queue full
-        return triton.testing.do_bench(f, quantiles=(0.25, 0.5, 0.75))
+    """Milliseconds of f(), after a warm-up: the lower quartile, the median, the upper quartile. On CUDA, what the GPU takes: it sleeps while
+    the first calls are launched, as launching can take longer than a small kernel."""
     for _ in range(3):
         f()
     times, start = [], time.perf_counter()
     while len(times) < 10 or time.perf_counter() - start < 0.5:
-        begin = time.perf_counter()
-        f()
         if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(10_000_000)  # cycles: some 5 ms
+            begin.record()
+            for _ in range(10):
+                f()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 10)
+        else:
+            begin = time.perf_counter()
+            f()
+            times.append((time.perf_counter() - begin) * 1e3)
     return statistics.quantiles(times, n=4)
 
 

@@ -39,10 +39,10 @@ def count(name, cols):
     """Of the kernel of this name, in strips of `cols` channels: registers, bytes spilled, barriers, instructions for an element of y,
     instructions that the memory allows."""
     kernel, constants, numbers = KERNELS[name]
-    constants = {**constants, "K": 4, "COLS": cols}
+    constants = {**constants, "K": 4, "COLS": cols, "W" if "SwiGLU" in name else "D": 2048}
     signature = {a: POINTERS.get(a, "constexpr" if a in constants else "i32") for a in kernel.arg_names}
-    # pointers, widths and strides are multiples of 16, as Triton finds them when a model runs
-    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arg_names) if a not in constants and a not in ("N", "n")}
+    # pointers and strides are multiples of 16, as Triton finds them when a model runs
+    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arg_names) if a.startswith("x_") or a.endswith("_ptr")}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
