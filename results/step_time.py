@@ -9,7 +9,7 @@ compiled, with the convolution as
     Triton               the operator; at D with SwiGLU in the same kernel
     Triton, D apart      the operator, and SwiGLU behind it
     PyTorch              expressions, which torch.compile fuses as it sees fit
-    PyTorch in A and C   expressions at the width of the model, the operator elsewhere
+    PyTorch, D Triton    expressions in A, B and C, the operator with SwiGLU at D
 """
 
 import argparse
@@ -84,13 +84,13 @@ def triton_apart(x, weight, residual, activation):
     return kernels.causal_conv_triton(x, weight, residual, activation)
 
 
-def pytorch_in_a_and_c(x, weight, residual, activation):
-    conv = kernels.causal_conv_pytorch if x.shape[2] == 768 else kernels.causal_conv_triton
+def triton_at_d(x, weight, residual, activation):
+    conv = kernels.causal_conv_triton if activation == "swiglu" else kernels.causal_conv_pytorch
     return conv(x, weight, residual, activation)
 
 
 FORMS = {"Triton": (kernels.causal_conv_triton, ("ac", "abcd")), "Triton, D apart": (triton_apart, ("abcd",)),
-         "PyTorch": (kernels.causal_conv_pytorch, ("ac", "abcd")), "PyTorch in A and C": (pytorch_in_a_and_c, ("abcd",))}  # fmt: skip
+         "PyTorch": (kernels.causal_conv_pytorch, ("ac", "abcd")), "PyTorch, D Triton": (triton_at_d, ("abcd",))}  # fmt: skip
 
 
 def main():
