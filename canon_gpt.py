@@ -12,8 +12,8 @@ It can sit at four points of a block (paper Section 4; d is the model's width):
                   d                          3d                                    d           4d or 16d/3
 
 "Canon-ABCD" is all four; the letters of `Config.canon` say which. All four have 4(d + 3d + d + 16d/3), about 41d
-parameters a layer, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. They do as few
-multiply-adds a token; what they cost is memory traffic (kernels.py).
+parameters a layer, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. They do one
+multiply-add a token for each; what they cost is memory traffic (kernels.py).
 
 Attention can make way for one of three linear mixers (GLA, Mamba2, Gated DeltaNet), which remember the past in a state
 of fixed size. They are one recurrence with three choices of its coefficients: sections 5 to 7. The rest is a

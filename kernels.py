@@ -6,8 +6,8 @@ states before it, with one weight a channel and a distance:
     z_t = w_0 * h_t + w_1 * h_{t-1} + .. + w_{K-1} * h_{t-K+1}        (elementwise; h is zero before the start)
     y_t = h_t + z_t                                                   (the residual)
 
-No sum runs over channels, so this is a *depthwise* convolution: K = 4 multiply-adds for every number read. A GPU does
-a dozen or more in the time it takes to fetch that number from memory, so the arithmetic is all but free and the cost
+No sum runs over channels, so this is a *depthwise* convolution: K = 4 multiply-adds for every number read. A GPU executes
+a dozen instructions in the time it takes to fetch that number from memory, so if the rest is kept short (section 3), the cost
 is memory traffic. The ideal forward pass reads x once and writes y once, just as a plain copy does; the ideal backward
 pass reads x and dy once and writes dx. That is cheap beside a block's matrix products: they do D multiply-adds for every
 number they read, hundreds of times as many, and that arithmetic takes longer than one more pass over x.
@@ -165,22 +165,27 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 #       d    +---------------------+         y_d = w_0 d + w_1 c  + w_2 b  + w_3 a        then x3, x2, x1 = b, c, d
 #
 # Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups, so that three to six rows behind its end are not there,
-# and count as zeros. When a walk comes to the next sequence, the three rows that it keeps are zeros already, and nothing is
-# special there. The batch has N = B n groups. A walk is `length` of them, and there is a program for every walk and strip. Only
-# where a walk starts are rows fetched that another has fetched, too: the three above.
+# and count as zeros. So when a walk comes to the next sequence, the three rows that it keeps are zeros, as they have to be before
+# its first token; only the pointer and the time t jump. The batch has N = B n groups. A walk is `length` of them (8, or backward 32;
+# fewer if that makes too few walks), and there is a program for every walk and strip. What another walk fetches, too, are only the rows
+# above its start.
 #
-# The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart; channels lie side by side. So with
-# cols a vector of channels, ptr + i * stride + cols is a vector of addresses, those of row i as seen from ptr, and a slice of a wider
-# projection works without a copy. Loads and stores are masked: what is not there reads as zero and is not written.
+# The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart (x.stride(1) and x.stride(0)); channels
+# lie side by side. So with cols a vector of channels, ptr + i * stride + cols is a vector of addresses, those of row i as seen from
+# ptr, and a slice of a wider projection works without a copy. Loads and stores are masked: what is not there reads as zero and is
+# not written.
 #
 # The backward pass walks over x and dy together. By section 2, dx_{t-3} = w_3 dy_t + w_2 dy_{t-1} + w_1 dy_{t-2} + w_0 dy_{t-3}: once dy_t .. dy_{t+3}
 # are there, dx_{t-3} .. dx_t are complete, the same convolution with the weights in reverse order. So a step stores dx three rows above what
-# it loads. And dw_i is the sum of dy_t x_{t-i}, of which it has both. So one pass over x and dy gives everything. A program writes its
-# sums to a line, K by D, of a float32 table, which is summed afterwards: unlike atomic adds, that gives the same bits in every run.
+# it loads: a walk's first step finishes the rows above its start, for which it fetches their dy, and the zeros behind a sequence let its last
+# rows out. And dw_i is the sum of dy_t x_{t-i}, of which a step has both; each dy_t counts in one walk only. So one pass over x and dy
+# gives everything. Each walk has a line, K by D, in a float32 table for its sums, and the lines are added afterwards: unlike atomic adds,
+# that gives the same bits in every run.
 #
 # With an activation, the backward pass convolves x once more, as arithmetic is cheaper than memory, and goes on with the gradient of what
-# the convolution gave where dy stood. SwiGLU, silu(gate) * up, which follows Canon-D, is an activation of two strips: its kernels read
-# gate and up and write one result, as the activation would without Canon-D.
+# the convolution gave where dy stood. (For the rows above a walk's start it needs x three rows further up.) SwiGLU, silu(gate) * up,
+# which follows Canon-D, is an activation of two strips: its kernels read gate and up and write one result, as the activation would
+# without Canon-D.
 #
 # What is fast. An H200 has time for some 12 instructions of a thread for each bfloat16 number that its memory brings or takes, and masks,
 # addresses and conversions are instructions, too (results/machine_code.py counts them). So rows, weights and sums stay in each thread's
@@ -309,6 +314,7 @@ if triton is not None:
     @triton.jit
     def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,
                         D: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+        """p, q, r, s are the gradients at rows a, b, c, d, and g3, g2, g1 those at x3, x2, x1. With SILU the residual's dy is the caller's to add."""
         walk, first, t, cols = start(n, length, D, COLS)
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
         y_jump = tl.cast(T, tl.int64) * D  # dy and dx are contiguous
@@ -336,8 +342,9 @@ if triton is not None:
             t = tl.where(t + 4 == n * 4, 0, t + 4)
         store_four(dw_ptr + walk.to(tl.int64) * K * D, 0, D, 0, K, cols, D, dw0, dw1, dw2, dw3)
 
-    # SwiGLU. x holds gate and up side by side, W channels each. Of gate the rows are x3 .. d, the weights w0 .. w3 and the results p .. s; of
-    # up they are u3 .. h, v0 .. v3 and i .. l.
+    # SwiGLU. x holds gate and up side by side, W channels each. Of gate the rows are x3, x2, x1, a, b, c, d, the weights w0 .. w3, what the
+    # convolution gives and then its gradients p, q, r, s, of which g3, g2, g1 are kept. Of up these are u3, u2, u1, e, f, g, h; v0 .. v3; i,
+    # j, k, l; h3, h2, h1.
 
     @triton.jit
     def swiglu_forward_kernel(x_ptr, w_ptr, y_ptr, N, n, length, T, x_jump, x_stride,
@@ -421,7 +428,7 @@ def output_shape(x, activation):
     return (*x.shape[:2], x.shape[2] // 2) if activation == "swiglu" else x.shape
 
 
-def lines(x):
+def channels_together(x):
     """x (B, T, D), copied if its channels do not lie side by side."""
     return x if x.stride(2) == 1 else x.contiguous()
 
@@ -442,9 +449,9 @@ def conv_op(x: torch.Tensor, weight: torch.Tensor, residual: bool, activation: s
     y = torch.empty(output_shape(x, activation), dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    x, D = lines(x), y.shape[2]
-    _, programs, walk, cols = walks(x, D, 8)
-    sizes = (*walk, x.shape[1], x.stride(0), x.stride(1), D, len(weight), residual)
+    x, D = channels_together(x), y.shape[2]
+    _, programs, groups, cols = walks(x, D, 8)
+    sizes = (*groups, x.shape[1], x.stride(0), x.stride(1), D, len(weight), residual)
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
         if activation == "swiglu":
             swiglu_forward_kernel[(programs,)](x, weight, y, *sizes, cols, num_warps=1)
@@ -465,10 +472,10 @@ def conv_backward_op(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros_like(weight)
-    x, dy, D = lines(x), dy.contiguous(), dy.shape[2]
-    count, programs, walk, cols = walks(x, D, 32)  # longer walks than forward: fewer lines in the table
+    x, dy, D = channels_together(x), dy.contiguous(), dy.shape[2]
+    count, programs, groups, cols = walks(x, D, 32)  # longer walks than forward: fewer lines in the table
     dw = torch.empty(count, *weight.shape, dtype=torch.float32, device=x.device)
-    sizes = (*walk, x.shape[1], x.stride(0), x.stride(1), D, len(weight), residual)
+    sizes = (*groups, x.shape[1], x.stride(0), x.stride(1), D, len(weight), residual)
     with torch.cuda.device_of(x):
         if activation == "swiglu":
             swiglu_backward_kernel[(programs,)](dy, x, weight, dx, dw, *sizes, cols, num_warps=1)

@@ -278,7 +278,7 @@ def title(runs):
 # 4. The claims
 #
 # What the paper claims, what it measured, and a rule, a line of Python, by which the runs here show the same or do not. The rules
-# follow from the claims and the paper's numbers; README says which were written before their runs. Models have their names from
+# follow from the claims and the paper's numbers; results/README.md says which were written before their runs. Models have their names from
 # train.py's sweeps. A rule sees each model's scores over the seeds, as m[model].mean, .low, .high and .spread.
 # ------------------------------------------------------------------------------------------------------------
 
