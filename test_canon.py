@@ -97,8 +97,8 @@ def test_convolution_equals_the_definition_in_float64(name, dtype, shape):
     up to a whole unit in Triton's interpreter, which truncates."""
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
     every = (1, 2, 3, 4) if name == "causal_conv_triton" else (1, 2, 3, 4, 5)
-    for K in every if math.prod(shape) < 500 and dtype == torch.float32 else (4,):
-        for residual, activation in OPTIONS:
+    for K in every if math.prod(shape) < 200 and dtype == torch.float32 else (4,):
+        for residual, activation in OPTIONS if K == 4 else OPTIONS[::2]:
             x, weight, dy = conv_inputs(*shape, K, dtype, activation)
             got = kernels.value_and_grads(getattr(kernels, name), x, weight, dy, residual, activation)
             want = kernels.value_and_grads(
@@ -160,7 +160,7 @@ def test_operator_is_registered_properly():
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_convolution_with_a_frozen_weight_or_input(name):
     conv = getattr(kernels, name)
-    x, weight, dy = conv_inputs(3, 70, 8, 4)
+    x, weight, dy = conv_inputs(3, 20, 8, 4)
     _, dx, dw = kernels.value_and_grads(kernels.causal_conv_reference, x, weight, dy)
     a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(conv(a, weight), a, dy)[0], dx.float())
