@@ -187,8 +187,9 @@ def rotary_angles(positions, dims, base=10000.0):
 
 
 def rotate(x, cos, sin):
-    """Turn the pairs (x_j, x_{j+R}), j < R, of x (B, H, T, K) by the angles of cos, sin (T, R); the other dims pass."""
+    """Turn the pairs (x_j, x_{j+R}), j < R, of x (B, T, H, K) by the angles of cos, sin (T, R); the other dims pass."""
     R = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]  # (T, 1, R)
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
 
@@ -230,18 +231,19 @@ class Attention(nn.Module):
     def forward(self, x, rope=None, bias=None, state=None):
         B, T, D = x.shape
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B before rotary, so that it mixes contents, not turned contents
-        q, k, v = (u.view(B, T, self.n_head, -1).transpose(1, 2) for u in qkv.chunk(3, dim=-1))  # (B, H, T, K)
+        q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
 
         mask = bias
         if state is not None:  # streaming: keep the keys and values
             if self in state:
-                k, v = (torch.cat([old, new], dim=2) for old, new in zip(state[self], (k, v)))
+                k, v = (torch.cat([old, new], dim=1) for old, new in zip(state[self], (k, v)))
                 if mask is None:  # T new queries at the end of S keys
-                    S = k.shape[2]
+                    S = k.shape[1]
                     mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
             state[self] = k, v
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K); turned in the other layout, results need no copies
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
@@ -339,6 +341,13 @@ def fade_out(g):
     return later.flip(-2).cumsum(-2).flip(-2)
 
 
+def spans(g):
+    """(.., C) -> (.., C, C): [t, s] is g_{s+1} + .. + g_t for s <= t, and -inf for s > t."""
+    later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril(-1)  # t > s
+    sums = g[..., None].expand(*g.shape, g.shape[-1]).masked_fill(~later, 0).cumsum(-2)
+    return sums.masked_fill(later.mT, float("-inf"))
+
+
 def decayed_products(q, k, g):
     """A (.., C, C) with A[t, s] = sum_c q[t, c] k[s, c] exp(g[s+1, c] + .. + g[t, c]) for s <= t, and 0 for s > t.
 
@@ -346,9 +355,7 @@ def decayed_products(q, k, g):
     """
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels stands outside the product
-        later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)  # t > s
-        sums = g.expand(*g.shape[:-1], C).masked_fill(~later, 0).cumsum(-2)  # [t, s]: g_{s+1} + .. + g_t
-        return (q @ k.mT) * sums.masked_fill(later.mT, float("-inf")).exp()
+        return (q @ k.mT) * spans(g[..., 0]).exp()
     # A decay for each channel must be split between q and k, at a point between s and t: then both parts are decays, and
     # neither overflows. No point serves all pairs; so start with blocks of one step, and join neighbours to blocks of 2, 4 .. C,
     # splitting the pairs from one to the other where the two meet:      A0    0
@@ -366,23 +373,40 @@ def decayed_products(q, k, g):
     return A.squeeze(-3)
 
 
-def scan(times, M, X, S):
-    """All states S_0 .. S_N of S_{n+1} = M_n S_n + X_n, from S_0 = S; N is the first dimension of M and X.
-
-    times  how M acts: torch.mul where it is diagonal, (N, B, H, K or 1, 1), torch.matmul where it is (N, B, H, K, K)
+def scan(M, X, S):
+    """The states of S_{n+1} = M_n S_n + X_n: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; M (B, H, N, K, K), X (B, H, N, K, V), S = S_0 (B, H, K, V).
 
     Two steps are one: S_2 = M_1 (M_0 S_0 + X_0) + X_1 = (M_1 M_0) S_0 + (M_1 X_0 + X_1). So pair the steps, find every other
     state with half as many of them (recursively), then the states between. A loop over the chunks would be as right, but has N
     turns, which torch.compile writes out one by one; this has log2 N, each for many chunks at once.
     """
-    N = len(X)
+    N = X.shape[2]
     if N == 0:
-        return S[None]
-    M0, M1, X0, X1 = M[0 : N - 1 : 2], M[1::2], X[0 : N - 1 : 2], X[1::2]
-    even = scan(times, times(M1, M0), times(M1, X0) + X1, S)  # S_0, S_2, ..
-    odd = times(M[::2], even[: len(M[::2])]) + X[::2]  # S_1, S_3, ..
-    states = torch.stack([even[: len(odd)], odd], dim=1).flatten(0, 1)
-    return torch.cat([states, even[len(odd) :]])
+        return X, S
+    M0, M1, X0, X1 = M[:, :, 0 : N - 1 : 2], M[:, :, 1::2], X[:, :, 0 : N - 1 : 2], X[:, :, 1::2]
+    even, S = scan(M1 @ M0, M1 @ X0 + X1, S)  # S_0, S_2, .., and what comes after the pairs
+    states = torch.stack([even, M0 @ even + X0], dim=3).flatten(2, 3)
+    if N % 2:
+        states, S = torch.cat([states, S[:, :, None]], dim=2), M[:, :, -1] @ S + X[:, :, -1]
+    return states, S
+
+
+def diagonal_scan(g, X, S):
+    """The same for M_n = exp(g_n) on the diagonal: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; g (B, H, N, K or 1), X (B, H, N, K, V).
+
+    S_n is the sum over m < n of X_m, faded by g_{m+1} + .. + g_{n-1}, one product by a matrix of decays; and of S, faded by all. It is
+    taken for 32 chunks at a time, so that the work stays linear in their number. S (B, H, K, V), or None for zeros.
+    """
+    before = []
+    for g, X in zip(g.split(32, dim=2), X.split(32, dim=2)):
+        fading = F.pad(spans(g.mT)[..., :-1, :].exp(), (0, 0, 1, 0))  # (B, H, K or 1, n, n)
+        rows = X.unflatten(3, (fading.shape[2], -1)).flatten(4).transpose(2, 3)  # (B, H, K or 1, n, V or K V)
+        states = (fading @ rows).transpose(2, 3).reshape(X.shape)
+        if S is not None:
+            states = states + F.pad(fade_in(g)[:, :, :-1].exp(), (0, 0, 1, 0), value=1)[..., None] * S[:, :, None]
+        before.append(states)
+        S = g[:, :, -1, :, None].exp() * states[:, :, -1] + X[:, :, -1]
+    return torch.cat(before, 2), S
 
 
 def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64):
@@ -397,31 +421,30 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     C = 2 ** (min(chunk, T) - 1).bit_length()  # no longer than needed: a generated token is a chunk of one
     N = -(-T // C)
 
-    def chunks(x):  # (B, T, H, X) -> (N, B, H, C, X); padded steps write nothing and keep the state
+    def chunks(x):  # (B, T, H, X) -> (B, H, N, C, X); padded steps write nothing and keep the state
         x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, N * C - T))
-        return x.unflatten(1, (N, C)).permute(1, 0, 3, 2, 4)
+        return x.unflatten(1, (N, C)).permute(0, 3, 1, 2, 4)
 
     with torch.autocast(v.device.type, enabled=False):
         q, k, v = chunks(q), chunks(k), chunks(v)
         g = chunks(log_decay if log_decay.dim() == 4 else log_decay[..., None])
-        P = fade_in(g).exp()  # (N, B, H, C, K or 1)
-        P_C = P[..., -1:, :].mT  # (N, B, H, K or 1, 1)
+        P = fade_in(g).exp()  # (B, H, N, C, K or 1)
         k_out = k * fade_out(g).exp()
-        S = v.new_zeros(B, H, k.shape[-1], V) if state is None else state.to(dtype)
+        S = None if state is None else state.to(dtype)
         if beta is None:
             U = v
-            S = scan(torch.mul, P_C, k_out.mT @ U, S)  # (N + 1, B, H, K, V)
+            before, S = diagonal_scan(g.sum(-2), k_out.mT @ U, S)
         else:
             b = chunks(beta[..., None])
             bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
             R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
             k_in = k * P
             U0, W = R @ v, R @ k_in
-            M = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P_C - k_out.mT @ W
-            S = scan(torch.matmul, M, k_out.mT @ U0, S)
-            U = U0 - W @ S[:-1]
-        o = (q * P) @ S[:-1] + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
-    return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :T].to(given), S[-1]
+            P_C = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P[..., -1:, :].mT
+            before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, v.new_zeros(B, H, k.shape[-1], V) if S is None else S)
+            U = U0 - W @ before
+        o = (q * P) @ before + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
+    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T].to(given), S
 
 
 # ------------------------------------------------------------------------------------------------------------

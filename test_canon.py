@@ -40,7 +40,10 @@ from canon_gpt import (  # noqa: E402
     GLA, MLPS, POSITIONS, Attention, Block, Canon, CanonGPT, Config, GatedDeltaNet, Mamba2, chunked_linear_attention, distance_bias,
     initial_dt_bias, linear_recurrence, rotary_angles, rotate,
 )  # fmt: skip
+from functorch.compile import make_boxed_func  # noqa: E402
 from tasks import make_task  # noqa: E402
+from torch._decomp import core_aten_decompositions  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -460,7 +463,7 @@ def test_frozen_canon_and_weight_decay_groups():
 def test_rotary_depends_on_the_distance_only():
     angles = rotary_angles(64, 8).double()
     q, k = torch.randn(8).double(), torch.randn(8).double()
-    rows = lambda u: rotate(u.expand(1, 1, 64, 8), angles.cos(), angles.sin())[0, 0]  # noqa: E731
+    rows = lambda u: rotate(u.expand(1, 64, 1, 8), angles.cos(), angles.sin())[0, :, 0]  # noqa: E731
     scores = rows(q) @ rows(k).T
     for distance in range(-63, 64):
         diagonal = scores.diagonal(distance)
@@ -469,7 +472,7 @@ def test_rotary_depends_on_the_distance_only():
     torch.testing.assert_close(angles[1], torch.tensor([1.0, 0.1, 0.01, 0.001]).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(rows(q).norm(dim=-1), q.norm().expand(64))
     quarter = rotary_angles(64, 2).double()
-    turned = rotate(q.expand(1, 1, 64, 8), quarter.cos(), quarter.sin())[0, 0]
+    turned = rotate(q.expand(1, 64, 1, 8), quarter.cos(), quarter.sin())[0, :, 0]
     assert torch.equal(turned[:, 2:], q[2:].expand(64, 6)) and not torch.allclose(turned[1:, :2], q[:2].expand(63, 2))
 
 
@@ -737,6 +740,26 @@ def test_chunked_compiles_in_one_graph(kind, backend):
     torch.testing.assert_close(got_state, want_state, atol=1e-4, rtol=1e-4)
     for a, b in zip(torch.autograd.grad((got * dy).sum(), inputs), torch.autograd.grad((want * dy).sum(), inputs)):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mixer", LINEAR)
+def test_a_compiled_training_step_keeps_the_recurrence_in_float32(mixer):
+    """Backward, too, which torch.compile derives under the autocast around the call; so train.Loss has its own inside."""
+    dtypes = {}
+
+    def collect(graph, inputs):
+        for node in graph.graph.nodes:
+            if node.op == "call_function":
+                dtypes.setdefault(node.target, set()).add(getattr(node.meta.get("val"), "dtype", None))
+        return make_boxed_func(graph.forward)
+
+    loss = train.Loss(small_model(mixer=mixer).to(DEVICE), torch.bfloat16)
+    tokens = torch.randint(0, 19, (2, 25), device=DEVICE)
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=collect, decompositions=core_aten_decompositions())
+    torch.compile(loss, backend=backend, fullgraph=True)(tokens, torch.ones_like(tokens, dtype=torch.bool)).backward()
+    assert dtypes[torch.ops.aten.bmm.default] == {torch.float32}  # the recurrence's products
+    assert dtypes[torch.ops.aten.mm.default] == {torch.bfloat16}  # those of Linear layers
 
 
 def slow_mixer(module, x):

@@ -268,6 +268,22 @@ def ignore_interrupts(worker):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class Loss(torch.nn.Module):
+    """The model's loss on windows of tokens, computed in `dtype` where autocast thinks it safe (None: as the model is).
+
+    autocast stands in here, not around the call: torch.compile derives the backward pass under the autocast that it is called in, which
+    would round products that the model keeps in float32, those of the linear mixers.
+    """
+
+    def __init__(self, model, dtype):
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, tokens, mask):
+        with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
+            return self.model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
+
+
 def make_optimizer(model, training, device):
     """AdamW; weight decay on the matrices of Linear and Embedding only, so not on norms and Canon weights."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Embedding))}
@@ -442,15 +458,13 @@ def train(argv):
                  "seconds": seconds + time.perf_counter() - began, "eval": last_eval}  # fmt: skip
         write_atomically(checkpoint, lambda path: torch.save(state, path))
 
-    def autocast():
-        return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
-
     steps = range(start, training["steps"])
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
                         num_workers=workers, pin_memory=device == "cuda", worker_init_fn=ignore_interrupts)  # fmt: skip
-    forward = model
+    dtype = torch.bfloat16 if device == "cuda" else None
+    forward = Loss(model, dtype)
     if WORLD > 1:
-        forward = DistributedDataParallel(model)
+        forward = DistributedDataParallel(forward)
         forward.broadcast_buffers = False  # the tables of positions: the same everywhere
     forward = torch.compile(forward) if compiled else forward
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1, disable=RANK > 0)
@@ -467,8 +481,7 @@ def train(argv):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, training)
             tokens, mask, share = (a.to(device, non_blocking=True) for a in (tokens, mask, share))
-            with autocast():
-                loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1] * share
+            loss = forward(tokens, mask) * share
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -496,7 +509,7 @@ def train(argv):
             line = {"step": finished, "tokens": finished * batch_tokens, "loss": round(loss.item(), 5),
                     "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
             if evaluate and RANK == 0:
-                with autocast():
+                with torch.autocast(device, dtype, enabled=dtype is not None):
                     last_eval = task.evaluate(model, args.seed, args.eval_size)
                 line["eval"] = last_eval
             log.write(json.dumps(line) + "\n")

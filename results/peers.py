@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import CanonGPT, Config, chunked_linear_attention  # noqa: E402
 from kernels import causal_conv, device_name, json_file, quartiles_ms, relative_error  # noqa: E402
 from step_time import take_step  # noqa: E402
-from train import make_optimizer  # noqa: E402
+from train import Loss, make_optimizer  # noqa: E402
 
 
 def version(package):
@@ -126,6 +126,12 @@ def recurrences(device, dtype, B, T):
     return found
 
 
+class LlamaLoss(Loss):
+    def forward(self, tokens, mask):
+        with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
+            return self.model(input_ids=tokens[:, :-1], labels=tokens[:, 1:], shift_labels=tokens[:, 1:]).loss
+
+
 def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
     """A step of ours, without Canon and with ABCD, and of Hugging Face's Llama: compiled, bfloat16, fused AdamW, gradients clipped."""
     shape = f"{n_layer}L{D}D ({B}, {T})"
@@ -145,19 +151,20 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
     else:
         print(f"{'training step ' + shape:36}{'transformers':26}not installed")
     training = dict(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
-    tokens, targets = torch.randint(vocabulary, (2, B, T), device=device)
+    tokens = torch.randint(vocabulary, (B, T + 1), device=device)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    dtype = torch.bfloat16 if device == "cuda" else None
     found = []
     for name, make in makers.items():
         torch._dynamo.reset()
         model = make().to(device)
         optimizer = make_optimizer(model, training, device)
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = training["lr"]
-        forward = torch.compile(model)
-        losses = {"transformers": lambda: forward(input_ids=tokens, labels=targets, shift_labels=targets).loss}
+        loss_of = torch.compile((LlamaLoss if name == "transformers" else Loss)(model, dtype))
         times = []
         for number in range(steps + 5):  # five to compile and warm up
             began = time.perf_counter()
-            loss = take_step(model, optimizer, losses.get(name, lambda: forward(tokens, targets)[1]), device)
+            loss = take_step(model, optimizer, lambda: loss_of(tokens, mask), device)
             times.append((time.perf_counter() - began) * 1e3)
         low, median, high = torch.tensor(times[5:]).quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
         count = sum(p.numel() for p in model.parameters())
@@ -165,7 +172,7 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
                       "tokens_per_s": B * T / median * 1e3})  # fmt: skip
         print(f"{'training step ' + shape:36}{name:26}{median:8.2f} ms ({low:.2f}-{high:.2f})   {B * T / median:.0f}k tokens/s   "
               f"{count:,} parameters   loss {loss.item():.2f}", flush=True)  # fmt: skip
-        del model, optimizer, forward
+        del model, optimizer, loss_of
     return found
 
 
