@@ -322,8 +322,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #     U = U0 - W S         U0 = R V,  W = R K_in
 #     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0
 #
-# which is again linear in S, and o_t is as above with u for v. So in every case the states between chunks obey S' = M S + X, and
-# `scan` finds them all: M = P_C and X = K_out^T V without the bracket, M = P_C - K_out^T W and X = K_out^T U0 with it.
+# which is again linear in S, and o_t is as above with u for v. So in every case the states between chunks obey S' = M S + X: without the
+# bracket M = P_C is diagonal and X = K_out^T V (`diagonal_scan`), with it M = P_C - K_out^T W and X = K_out^T U0 (`scan`).
 #
 # Decays are kept as logarithms and only ever *added*: a product like D_{s+1} .. D_t taken as P_t / P_s would divide by zero
 # when decays are strong, and ln P_t - ln P_s would round.
@@ -392,7 +392,7 @@ def scan(M, X, S):
 
 
 def diagonal_scan(g, X, S):
-    """The same for M_n = exp(g_n) on the diagonal: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; g (B, H, N, K or 1), X (B, H, N, K, V).
+    """`scan` for M_n = exp(g_n) on the diagonal: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; g (B, H, N, K or 1), X (B, H, N, K, V).
 
     S_n is the sum over m < n of X_m, faded by g_{m+1} + .. + g_{n-1}, one product by a matrix of decays; and of S, faded by all. It is
     taken for 32 chunks at a time, so that the work stays linear in their number. S (B, H, K, V), or None for zeros.

@@ -129,7 +129,22 @@ def recurrences(device, dtype, B, T):
 class LlamaLoss(Loss):
     def forward(self, tokens, mask):
         with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
-            return self.model(input_ids=tokens[:, :-1], labels=tokens[:, 1:], shift_labels=tokens[:, 1:]).loss
+            targets = tokens[:, 1:].contiguous()
+            return self.model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets).loss
+
+
+def llama(n_layer, n_head, D, vocabulary, T):
+    """Hugging Face's Llama of these sizes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    # Its "sdpa" makes a mask when compiled, with which PyTorch cannot use flash attention; under another name the same function gets none.
+    ALL_ATTENTION_FUNCTIONS.register("causal", sdpa_attention_forward)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocabulary, hidden_size=D, intermediate_size=8 * round(D / 3), num_hidden_layers=n_layer, num_attention_heads=n_head,
+        max_position_embeddings=T, attn_implementation="causal", use_cache=False,
+    ))  # fmt: skip
 
 
 def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
@@ -138,16 +153,7 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
     config = Config(vocab_size=vocabulary, block_size=T, n_layer=n_layer, n_head=n_head, d_model=D)
     makers = {"canon-gpt": lambda: CanonGPT(config), "canon-gpt, ABCD": lambda: CanonGPT(Config(**{**vars(config), "canon": "abcd"}))}
     if version("transformers"):
-        from transformers import LlamaConfig, LlamaForCausalLM
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        # Its "sdpa" makes a mask when compiled, with which PyTorch cannot use flash attention; under another name the same function gets none.
-        ALL_ATTENTION_FUNCTIONS.register("causal", sdpa_attention_forward)
-        makers["transformers"] = lambda: LlamaForCausalLM(LlamaConfig(
-            vocab_size=vocabulary, hidden_size=D, intermediate_size=8 * round(D / 3), num_hidden_layers=n_layer, num_attention_heads=n_head,
-            max_position_embeddings=T, attn_implementation="causal", use_cache=False,
-        ))  # fmt: skip
+        makers["transformers"] = lambda: llama(n_layer, n_head, D, vocabulary, T)
     else:
         print(f"{'training step ' + shape:36}{'transformers':26}not installed")
     training = dict(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)

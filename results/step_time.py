@@ -9,7 +9,6 @@ compiled, with the convolution as
     Triton               the operator; at D with SwiGLU in the same kernel
     Triton, D apart      the operator, and SwiGLU behind it
     PyTorch              expressions, which torch.compile fuses as it sees fit
-    PyTorch, D Triton    expressions in A, B and C, the operator with SwiGLU at D
 """
 
 import argparse
@@ -83,19 +82,13 @@ def triton_apart(x, weight, residual, activation):
     return kernels.causal_conv_triton(x, weight, residual, activation)
 
 
-def triton_at_d(x, weight, residual, activation):
-    conv = kernels.causal_conv_triton if activation == "swiglu" else kernels.causal_conv_pytorch
-    return conv(x, weight, residual, activation)
-
-
-FORMS = {"Triton": (kernels.causal_conv_triton, ("ac", "abcd")), "Triton, D apart": (triton_apart, ("abcd",)),
-         "PyTorch": (kernels.causal_conv_pytorch, ("ac", "abcd")), "PyTorch, D Triton": (triton_at_d, ("abcd",))}  # fmt: skip
+FORMS = {"Triton": kernels.causal_conv_triton, "Triton, D apart": triton_apart, "PyTorch": kernels.causal_conv_pytorch}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, help="of each model (default: 400 on a CPU, 30 on CUDA)")
-    parser.add_argument("--points", nargs="+", default=None, help="(default: abcd; on CUDA, for two of the forms, also ac)")
+    parser.add_argument("--points", nargs="+", default=None, help="(default: abcd; on CUDA, as Triton's operator, also ac)")
     parser.add_argument("--json", type=kernels.json_file, metavar="FILE", help="save the numbers there, too")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,7 +100,8 @@ def main():
     found = []
     if device == "cuda":
         task = make_task("depo1", "paper")
-        for form, (conv, points) in FORMS.items():
+        for form, conv in FORMS.items():
+            points = ("ac", "abcd") if form == "Triton" else ("abcd",)
             canon_gpt.causal_conv = lambda x, weight, residual, activation, tail, conv=conv: conv(x, weight, residual, activation)
             found += compare(f"12L768D, {form}", task, ["", *(args.points or points)], True, device, 16, steps)
     else:
