@@ -242,8 +242,8 @@ class Attention(nn.Module):
                 if mask is None:  # T new queries at the end of S keys
                     S = k.shape[1]
                     mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-            state[self] = k, v
-        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K); turned in the other layout, results need no copies
+            state[self] = k.contiguous(), v.contiguous()  # not views, which would keep all of qkv alive
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K), as a view: y comes in the same layout, and needs no copy below
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
@@ -342,9 +342,10 @@ def fade_out(g):
 
 
 def spans(g):
-    """(.., C) -> (.., C, C): [t, s] is g_{s+1} + .. + g_t for s <= t, and -inf for s > t."""
-    later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril(-1)  # t > s
-    sums = g[..., None].expand(*g.shape, g.shape[-1]).masked_fill(~later, 0).cumsum(-2)
+    """(.., n) -> (.., n, n): [t, s] is g_{s+1} + .. + g_t for s <= t, and -inf for s > t."""
+    n = g.shape[-1]
+    later = torch.ones(n, n, dtype=torch.bool, device=g.device).tril(-1)  # t > s
+    sums = g[..., None].expand(*g.shape, n).masked_fill(~later, 0).cumsum(-2)
     return sums.masked_fill(later.mT, float("-inf"))
 
 
@@ -394,19 +395,20 @@ def scan(M, X, S):
 def diagonal_scan(g, X, S):
     """`scan` for M_n = exp(g_n) on the diagonal: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; g (B, H, N, K or 1), X (B, H, N, K, V).
 
-    S_n is the sum over m < n of X_m, faded by g_{m+1} + .. + g_{n-1}, one product by a matrix of decays; and of S, faded by all. It is
-    taken for 32 chunks at a time, so that the work stays linear in their number. S (B, H, K, V), or None for zeros.
+    S_n is the sum over m < n of X_m, faded by g_{m+1} + .. + g_{n-1}, one product by a matrix of decays; and of S, faded by all. As
+    such a matrix is quadratic in the number of chunks, they are taken 32 at a time. S (B, H, K, V), or None for zeros.
     """
     before = []
-    for g, X in zip(g.split(32, dim=2), X.split(32, dim=2)):
-        fading = F.pad(spans(g.mT)[..., :-1, :].exp(), (0, 0, 1, 0))  # (B, H, K or 1, n, n)
-        rows = X.unflatten(3, (fading.shape[2], -1)).flatten(4).transpose(2, 3)  # (B, H, K or 1, n, V or K V)
-        states = (fading @ rows).transpose(2, 3).reshape(X.shape)
+    for g_part, X_part in zip(g.split(32, dim=2), X.split(32, dim=2)):
+        # row n of `fading` is row n-1 of the spans: X_{n-1} is in S_n as it is, and nothing of these X is in S_0
+        fading = F.pad(spans(g_part.mT).exp(), (0, 0, 1, 0))[..., :-1, :]  # (B, H, K or 1, n, n)
+        rows = X_part.unflatten(3, (fading.shape[2], -1)).flatten(4).transpose(2, 3)  # (B, H, K, n, V), or (B, H, 1, n, K V)
+        states = (fading @ rows).transpose(2, 3).reshape(X_part.shape)
         if S is not None:
-            states = states + F.pad(fade_in(g)[:, :, :-1].exp(), (0, 0, 1, 0), value=1)[..., None] * S[:, :, None]
+            states = states + F.pad(fade_in(g_part).exp(), (0, 0, 1, 0), value=1)[:, :, :-1, :, None] * S[:, :, None]
         before.append(states)
-        S = g[:, :, -1, :, None].exp() * states[:, :, -1] + X[:, :, -1]
-    return torch.cat(before, 2), S
+        S = g_part[:, :, -1, :, None].exp() * states[:, :, -1] + X_part[:, :, -1]
+    return torch.cat(before, dim=2), S
 
 
 def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64):
@@ -422,7 +424,9 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     N = -(-T // C)
 
     def chunks(x):  # (B, T, H, X) -> (B, H, N, C, X); padded steps write nothing and keep the state
-        x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, N * C - T))
+        x = x.to(dtype)
+        if T < N * C:
+            x = torch.cat([x, x.new_zeros(B, N * C - T, *x.shape[2:])], dim=1)
         return x.unflatten(1, (N, C)).permute(0, 3, 1, 2, 4)
 
     with torch.autocast(v.device.type, enabled=False):
@@ -441,7 +445,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
             k_in = k * P
             U0, W = R @ v, R @ k_in
             P_C = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P[..., -1:, :].mT
-            before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, v.new_zeros(B, H, k.shape[-1], V) if S is None else S)
+            S = v.new_zeros(B, H, k.shape[-1], V) if S is None else S
+            before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, S)
             U = U0 - W @ before
         o = (q * P) @ before + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T].to(given), S

@@ -269,10 +269,10 @@ def ignore_interrupts(worker):
 
 
 class Loss(torch.nn.Module):
-    """The model's loss on windows of tokens, computed in `dtype` where autocast thinks it safe (None: as the model is).
+    """The model's loss on windows of tokens (B, T + 1), under autocast to `dtype` (None: without).
 
-    autocast stands in here, not around the call: torch.compile derives the backward pass under the autocast that it is called in, which
-    would round products that the model keeps in float32, those of the linear mixers.
+    autocast stands in here, not around the call: torch.compile makes the backward pass under the autocast that it finds around the call,
+    and that would round products that the model keeps in float32, those of the linear mixers.
     """
 
     def __init__(self, model, dtype):

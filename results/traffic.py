@@ -4,15 +4,17 @@ torch.compile decides which operations become one kernel when it compiles, so th
 anything runs. Here it compiles for an H200 that does not exist: tensors are PyTorch's "fake" ones (shapes without data), and what PyTorch
 and Triton ask of the driver is answered by hand. Needs Linux, g++, Triton and PyTorch's CPU build; the answers are made for 2.13.
 
-Counted is, for each kernel, what it reads and what it writes, each tensor once and whole; so caches are taken to serve what a kernel reads
-twice, and a kernel that reads a part of a tensor is charged with all of it. The unit is one pass over 768 channels of all tokens in
-bfloat16 (a layer's width): 50 MB for 16 x 2,048 tokens, 0.0105 ms at an H200's 4.8 TB/s. Given are the numbers of one layer among others.
+Counted is, for each kernel, what it reads and what it writes. Of a tensor that a kernel of torch.compile's own reads, these are as many numbers
+as it reads, but no more than the tensor has (so caches are taken to serve what is read twice); an operator that it calls is charged with its
+whole arguments and results. The unit is one pass over 768 channels of all tokens in bfloat16 (a layer's width): 50 MB for 16 x 2,048 tokens,
+0.0105 ms at an H200's 4.8 TB/s. Given are the numbers of one layer among others.
 """
 
 import argparse
 import ctypes
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,8 +71,8 @@ def load_stand_in():
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
-if importlib.util.find_spec("triton") is None:
-    raise SystemExit("traffic.py: needs Triton (pip install triton)")
+if importlib.util.find_spec("triton") is None or shutil.which("g++") is None:
+    raise SystemExit("traffic.py: needs Triton (pip install triton) and g++")
 load_stand_in()
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
