@@ -585,7 +585,10 @@ def sweeps(preset):
                    "NoPE": f"{depo} --pos nope{abcd}{short['attention']}"},
         "tasks": {f"{task} {label}{more}": f"--task {task} --pos {pos}{canon}" for task in PRESETS if task != "copy"
                   for label, pos in (("RoPE", "rope"), ("NoPE", "nope")) for more, canon in (("", ""), (" + ABCD", abcd))},
-        "capacity": {f"{width} dims{more}": f"--task capo --d-model {width}{canon}" for width in ((16, 32, 64) if preset == "nano" else (128, 256, 512))
+        # bits against parameters; the middle width is the preset's own, so the sweep of tasks trains the same
+        "capacity": {f"{width} dims{more}": f"--task capo{flag}{canon}" for width, flag in (
+                         ((16, " --d-model 16"), (32, ""), (64, " --d-model 64")) if preset == "nano" else
+                         ((128, " --d-model 128"), (256, ""), (512, " --d-model 512")))
                      for more, canon in (("", ""), (" + ABCD", abcd))},
     }  # fmt: skip
 
