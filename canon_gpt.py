@@ -487,7 +487,7 @@ class LinearMixer(nn.Module):
         chunk = 32 if K * V < 32 * (K + V) else 64  # a token's work is about K V between chunks and C (K + V) inside: balance them
         o, S = chunked_linear_attention(q, k, v, log_decay, beta, None if state is None else state.get(self), chunk)
         if state is not None:
-            state[self] = S.clone()  # not a view, which would keep the states of all chunks alive
+            state[self] = S
         return o
 
 
