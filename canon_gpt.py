@@ -159,6 +159,12 @@ def working_dtype(x):
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def wide_product(a, b):
+    """a @ b for matrices that must not round to bfloat16, also under autocast."""
+    with torch.autocast(a.device.type, enabled=False):
+        return wide(a) @ wide(b)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dim. Under autocast the result goes on in autocast's dtype: what reads it next
     is Canon, which would otherwise move twice the bytes, and a matrix product, which would cast it anyway."""
@@ -356,7 +362,7 @@ def decayed_products(q, k, g):
     """
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels stands outside the product
-        return (q @ k.mT) * spans(g[..., 0]).exp()
+        return wide_product(q, k.mT) * spans(g[..., 0]).exp()
     # A decay for each channel must be split between q and k, at a point between s and t: then both parts are decays, and
     # neither overflows. No point serves all pairs; so start with blocks of one step, and join neighbours to blocks of 2, 4 .. C,
     # splitting the pairs from one to the other where the two meet:      A0    0
@@ -367,7 +373,7 @@ def decayed_products(q, k, g):
         g0, g1 = g.unflatten(-2, (-1, 2, size)).unbind(-3)  # (.., C / (2 size), size, K): all left and all right blocks
         k0 = k.unflatten(-2, (-1, 2, size))[..., 0, :, :]
         q1 = q.unflatten(-2, (-1, 2, size))[..., 1, :, :]
-        across = (q1 * fade_in(g1).exp()) @ (k0 * fade_out(g0).exp()).mT  # (.., C / (2 size), size, size)
+        across = wide_product(q1 * fade_in(g1).exp(), (k0 * fade_out(g0).exp()).mT)  # (.., C / (2 size), size, size)
         A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
         A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
         size *= 2
@@ -388,7 +394,8 @@ def scan(M, X, S):
     even, S = scan(M1 @ M0, M1 @ X0 + X1, S)  # S_0, S_2, .., and what comes after the pairs
     states = torch.stack([even, M0 @ even + X0], dim=3).flatten(2, 3)
     if N % 2:
-        states, S = torch.cat([states, S[:, :, None]], dim=2), M[:, :, -1] @ S + X[:, :, -1]
+        states = torch.cat([states, S[:, :, None].to(states.dtype)], dim=2)
+        S = wide_product(M[:, :, -1], S) + X[:, :, -1]  # in a stream this is done at every token, and roundings would pile up
     return states, S
 
 
@@ -416,7 +423,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 
     chunk  tokens a chunk, rounded up to a power of two
 
-    On CUDA, float32 products are as exact as torch.set_float32_matmul_precision lets them be.
+    Under autocast the products are in its dtype, but for those inside the chunks (A and L, of which a triangular system is made); decays
+    and the sum that is the state stay in float32. On CUDA, float32 products are as exact as torch.set_float32_matmul_precision lets them be.
     """
     B, T, H, V = v.shape
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
@@ -429,26 +437,25 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
             x = torch.cat([x, x.new_zeros(B, N * C - T, *x.shape[2:])], dim=1)
         return x.unflatten(1, (N, C)).permute(0, 3, 1, 2, 4)
 
-    with torch.autocast(v.device.type, enabled=False):
-        q, k, v = chunks(q), chunks(k), chunks(v)
-        g = chunks(log_decay if log_decay.dim() == 4 else log_decay[..., None])
-        P = fade_in(g).exp()  # (B, H, N, C, K or 1)
-        k_out = k * fade_out(g).exp()
-        S = None if state is None else state.to(dtype)
-        if beta is None:
-            U = v
-            before, S = diagonal_scan(g.sum(-2), k_out.mT @ U, S)
-        else:
-            b = chunks(beta[..., None])
-            bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
-            R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
-            k_in = k * P
-            U0, W = R @ v, R @ k_in
-            P_C = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P[..., -1:, :].mT
-            S = v.new_zeros(B, H, k.shape[-1], V) if S is None else S
-            before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, S)
-            U = U0 - W @ before
-        o = (q * P) @ before + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
+    q, k, v = chunks(q), chunks(k), chunks(v)
+    g = chunks(log_decay if log_decay.dim() == 4 else log_decay[..., None])
+    P = fade_in(g).exp()  # (B, H, N, C, K or 1)
+    k_out = k * fade_out(g).exp()
+    S = None if state is None else state.to(dtype)
+    if beta is None:
+        U = v
+        before, S = diagonal_scan(g.sum(-2), k_out.mT @ U, S)
+    else:
+        b = chunks(beta[..., None])
+        bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
+        R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
+        k_in = k * P
+        U0, W = R @ v, R @ k_in
+        P_C = torch.eye(k.shape[-1], dtype=dtype, device=v.device) * P[..., -1:, :].mT
+        S = v.new_zeros(B, H, k.shape[-1], V) if S is None else S
+        before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, S)
+        U = U0 - W @ before
+    o = (q * P) @ before + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T].to(given), S
 
 

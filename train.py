@@ -268,22 +268,6 @@ def ignore_interrupts(worker):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class Loss(torch.nn.Module):
-    """The model's loss on windows of tokens (B, T + 1), under autocast to `dtype` (None: without).
-
-    autocast stands in here, not around the call: torch.compile makes the backward pass under the autocast that it finds around the call,
-    and that would round products that the model keeps in float32, those of the linear mixers.
-    """
-
-    def __init__(self, model, dtype):
-        super().__init__()
-        self.model, self.dtype = model, dtype
-
-    def forward(self, tokens, mask):
-        with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
-            return self.model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
-
-
 def make_optimizer(model, training, device):
     """AdamW; weight decay on the matrices of Linear and Embedding only, so not on norms and Canon weights."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Embedding))}
@@ -462,9 +446,9 @@ def train(argv):
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
                         num_workers=workers, pin_memory=device == "cuda", worker_init_fn=ignore_interrupts)  # fmt: skip
     dtype = torch.bfloat16 if device == "cuda" else None
-    forward = Loss(model, dtype)
+    forward = model
     if WORLD > 1:
-        forward = DistributedDataParallel(forward)
+        forward = DistributedDataParallel(model)
         forward.broadcast_buffers = False  # the tables of positions: the same everywhere
     forward = torch.compile(forward) if compiled else forward
     bar = tqdm(total=training["steps"], initial=start, unit="step", dynamic_ncols=True, mininterval=1, disable=RANK > 0)
@@ -481,7 +465,8 @@ def train(argv):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, training)
             tokens, mask, share = (a.to(device, non_blocking=True) for a in (tokens, mask, share))
-            loss = forward(tokens, mask) * share
+            with torch.autocast(device, dtype, enabled=dtype is not None):
+                loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1] * share
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

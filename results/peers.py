@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import CanonGPT, Config, chunked_linear_attention  # noqa: E402
 from kernels import causal_conv, device_name, json_file, quartiles_ms, relative_error  # noqa: E402
 from step_time import take_step  # noqa: E402
-from train import Loss, make_optimizer  # noqa: E402
+from train import make_optimizer  # noqa: E402
 
 
 def version(package):
@@ -113,6 +113,11 @@ def recurrences(device, dtype, B, T):
         return chunk_gated_delta_rule(q, k, v, g, beta, scale=1.0)[0]
 
     compiled = torch.compile(chunked_linear_attention, dynamic=False)
+
+    def ours(*arguments):  # with products in bfloat16, as in training, and as theirs are
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            return compiled(*arguments)[0]
+
     found = []
     for name, peer, heads, H, K, V in (("GLA", gla, 4, 4, 96, 192), ("Mamba2", mamba2, 1, 16, 64, 96), ("GDN", delta, 6, 6, 96, 192)):
         q, k = torch.randn(2, B, T, heads, K, device=device, dtype=dtype)
@@ -122,15 +127,8 @@ def recurrences(device, dtype, B, T):
         if name == "GDN":
             arguments.append(torch.rand(B, T, H, device=device))
         arguments = [u.detach().requires_grad_() for u in arguments]
-        found += against(f"{name} ({B}, {T}, {H} x {K} x {V})", lambda *a: compiled(*a)[0], {"flash-linear-attention": peer}, arguments, device)
+        found += against(f"{name} ({B}, {T}, {H} x {K} x {V})", ours, {"flash-linear-attention": peer}, arguments, device)
     return found
-
-
-class LlamaLoss(Loss):
-    def forward(self, tokens, mask):
-        with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
-            targets = tokens[:, 1:].contiguous()
-            return self.model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets).loss
 
 
 def llama(n_layer, n_head, D, vocabulary, T):
@@ -157,20 +155,19 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
     else:
         print(f"{'training step ' + shape:36}{'transformers':26}not installed")
     training = dict(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
-    tokens = torch.randint(vocabulary, (B, T + 1), device=device)
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    dtype = torch.bfloat16 if device == "cuda" else None
+    tokens, targets = torch.randint(vocabulary, (2, B, T), device=device)
     found = []
     for name, make in makers.items():
         torch._dynamo.reset()
         model = make().to(device)
         optimizer = make_optimizer(model, training, device)
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = training["lr"]
-        loss_of = torch.compile((LlamaLoss if name == "transformers" else Loss)(model, dtype))
+        forward = torch.compile(model)
+        losses = {"transformers": lambda: forward(input_ids=tokens, labels=targets, shift_labels=targets).loss}
         times = []
         for number in range(steps + 5):  # five to compile and warm up
             began = time.perf_counter()
-            loss = take_step(model, optimizer, lambda: loss_of(tokens, mask), device)
+            loss = take_step(model, optimizer, losses.get(name, lambda: forward(tokens, targets)[1]), device)
             times.append((time.perf_counter() - began) * 1e3)
         low, median, high = torch.tensor(times[5:]).quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
         count = sum(p.numel() for p in model.parameters())
@@ -178,7 +175,7 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
                       "tokens_per_s": B * T / median * 1e3})  # fmt: skip
         print(f"{'training step ' + shape:36}{name:26}{median:8.2f} ms ({low:.2f}-{high:.2f})   {B * T / median:.0f}k tokens/s   "
               f"{count:,} parameters   loss {loss.item():.2f}", flush=True)  # fmt: skip
-        del model, optimizer, loss_of
+        del model, optimizer, forward
     return found
 
 

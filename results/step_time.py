@@ -25,12 +25,13 @@ import canon_gpt  # noqa: E402
 import kernels  # noqa: E402
 from canon_gpt import CanonGPT, Config  # noqa: E402
 from tasks import make_task  # noqa: E402
-from train import Loss, flops_per_token, make_optimizer  # noqa: E402
+from train import flops_per_token, make_optimizer  # noqa: E402
 
 
 def take_step(model, optimizer, loss, device):
-    """Train the model by one step on what loss() returns, and wait for its end."""
-    nats = loss()
+    """Train the model by one step on what loss() returns, in bfloat16 on CUDA, and wait for its end."""
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        nats = loss()
     nats.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -45,12 +46,12 @@ def make_step(task, canon, compiled, device, batch_size):
     torch.manual_seed(0)
     model = CanonGPT(Config(vocab_size=task.vocab_size, block_size=task.block_size, canon=canon, **task.model)).to(device)
     optimizer = make_optimizer(model, task.training, device)
-    loss = Loss(model, torch.bfloat16 if device == "cuda" else None)
-    loss = torch.compile(loss) if compiled else loss
+    forward = torch.compile(model) if compiled else model
     batches = [[torch.from_numpy(a).to(device) for a in task.batch(0, number, batch_size)] for number in range(4)]
 
     def step(number):
-        take_step(model, optimizer, lambda: loss(*batches[number % 4]), device)
+        tokens, mask = batches[number % 4]
+        take_step(model, optimizer, lambda: forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1], device)
 
     return step, model
 

@@ -12,6 +12,7 @@ whole arguments and results. The unit is one pass over 768 channels of all token
 
 import argparse
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -92,7 +93,6 @@ import canon_gpt  # noqa: E402
 import kernels  # noqa: E402
 from canon_gpt import CanonGPT, Config  # noqa: E402
 from step_time import FORMS  # noqa: E402
-from train import Loss  # noqa: E402
 
 
 def pretend():
@@ -166,7 +166,7 @@ def flash_attention(q, k, v, **options):
 B, T, D = 16, 2048, 768
 
 
-def layer(make, loss=Loss):
+def layer(make, loss=lambda forward, tokens: forward(tokens, tokens)[1]):
     """{"forward": {kind: units}, "backward": ..} of one layer: models of three layers, less those of two; make(n_layer) makes one."""
     totals = []
     for n_layer in (2, 3):
@@ -180,9 +180,10 @@ def layer(make, loss=Loss):
                         if u is not None:
                             fake = torch.empty(u.shape, device="cuda")
                             tensors[name] = torch.nn.Parameter(fake) if tensors is module._parameters else fake
-            tokens = torch.zeros(B, T + 1, dtype=torch.int64, device="cuda")
-            compiled = torch.compile(loss(model, torch.bfloat16), backend=backend)
-            compiled(tokens, torch.ones_like(tokens, dtype=torch.bool)).backward()
+            tokens = torch.zeros(B, T, dtype=torch.int64, device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                nats = loss(torch.compile(model, backend=backend), tokens)
+            nats.backward()
         totals.append(list(counted))
     unit = B * T * D * 2
     return {part: {kind: (three[kind] - two[kind]) / unit for kind in two} for part, two, three in zip(("forward", "backward"), *totals)}
@@ -208,7 +209,8 @@ def main():
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     pretend()
     canon_gpt.F.scaled_dot_product_attention = flash_attention
-    print(f"torch {torch.__version__}, triton {triton.__version__}, for an NVIDIA H200; passes over {B} x {T} x {D} numbers of bfloat16, in one layer\n")
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "triton", "transformers") if importlib.util.find_spec(name)]
+    print(f"{', '.join(versions)}, for an NVIDIA H200; passes over {B} x {T} x {D} numbers of bfloat16, in one layer\n")
     print(f"{'':34}{''.join(f'{kind:>13}' for kind in COLUMNS)}{'forward':>10}{'backward':>10}{'all':>8}{'12 layers':>13}")
     base = row("RoPE", layer(ours()))
     for name, form in FORMS.items():
@@ -217,9 +219,10 @@ def main():
     for mixer in ("gla", "mamba2", "gdn"):
         row(mixer, layer(ours(mixer=mixer)))
     if importlib.util.find_spec("transformers"):
-        from peers import LlamaLoss, llama
+        from peers import llama
 
-        row("transformers' Llama", layer(lambda n_layer: llama(n_layer, 12, D, 111, T), LlamaLoss))
+        row("transformers' Llama", layer(lambda n_layer: llama(n_layer, 12, D, 111, T),
+                                         lambda forward, tokens: forward(input_ids=tokens, labels=tokens, shift_labels=tokens).loss))  # fmt: skip
 
 
 if __name__ == "__main__":
