@@ -1,8 +1,8 @@
 """Transformers with Canon layers (Allen-Zhu, "Physics of Language Models: Part 4.1", arXiv 2512.17351).
 
 Attention lets a token look at any earlier one, yet even the simplest move, from a token to its right neighbour, costs a whole
-attention layer. To recall what followed an earlier occurrence of a word, a Transformer needs two: one tells every token
-who stands left of it, the next looks the word up there. A Canon layer does the first with four weights a channel:
+attention layer. To recall what followed an earlier occurrence of a word, a Transformer needs two (or a much wider one): the first
+tells every token who stands left of it, the next looks the word up there. A Canon layer does the first with four weights a channel:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}          (paper Eq. 4.1)
 
@@ -12,8 +12,8 @@ It can sit at four points of a block (paper Section 4; d is the model's width):
                   d                          3d                                    d           4d or 16d/3
 
 "Canon-ABCD" is all four; the letters of `Config.canon` say which. All four have 4(d + 3d + d + 16d/3), about 41d
-parameters a layer, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. They do one
-multiply-add a token for each; what they cost is memory traffic (kernels.py).
+parameters a layer, beside the 12d^2 of attention and MLP: 0.45% at d = 768, and less in wider models. Each of these takes one
+multiply-add a token; what the layers cost is memory traffic (kernels.py).
 
 Attention can make way for one of three linear mixers (GLA, Mamba2, Gated DeltaNet), which remember the past in a state
 of fixed size. They are one recurrence with three choices of its coefficients: sections 5 to 7. The rest is a
@@ -59,7 +59,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # the linear mixers' own; None: on with mamba2 or gdn, unless Canon-B takes its place
+    short_conv: bool | None = None  # all linear mixers' own; None: on if one is mamba2 or gdn, unless Canon-B takes its place
     tie_embeddings: bool = False
 
     def __post_init__(self):
@@ -82,6 +82,8 @@ class Config:
         there = self.mlp != "none" or not set(letters) & set("cd")
         require(there, "canon", "points c and d belong to the MLP, so with mlp none allowed: a, b")
         require(self.canon_kernel in (2, 3, 4), "canon_kernel", "allowed: 2, 3, 4")
+        for field, usual in dict(canon_kernel=4, canon_residual=True, canon_silu=False, canon_frozen=False).items():
+            require(letters or getattr(self, field) == usual, field, "means nothing without a Canon layer; leave it out")
         require(linear or not self.short_conv, "short_conv", f"mixer {self.mixer} has none to switch on")
         if self.short_conv is None:
             self.short_conv = bool({"mamba2", "gdn"} & set(pattern)) and "b" not in self.canon
@@ -128,7 +130,7 @@ class CausalConv(nn.Module):
 class Canon(CausalConv):
     """The Canon layer: with a residual and no activation, unless the configuration wants a variant.
 
-    The model-wide normal(0, 0.02) must not touch its weights: so small, they would leave hardly more than the residual.
+    The model-wide normal(0, 0.02) must not touch its weights: with weights so small, the layer is hardly more than its residual.
     """
 
     def __init__(self, width, config):
@@ -174,13 +176,13 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        return F.rms_norm(wide(x), x.shape[-1:], self.weight, eps=1e-6).to(working_dtype(x))
+        return F.rms_norm(wide(x), x.shape[-1:], wide(self.weight), eps=1e-6).to(working_dtype(x))
 
 
 # ------------------------------------------------------------------------------------------------------------
 # 3. Positions
 #
-# Without positions ("nope") attention sees a set of earlier tokens, not a sequence. Rotary (RoPE) turns each pair of dims
+# Without positions ("nope") a layer of attention sees a set of earlier tokens, not a sequence. Rotary (RoPE) turns each pair of dims
 # of q and k by an angle that grows with the position, so that q_i . k_j depends on i - j; "rope4" turns only the
 # first quarter of each head's dims. ALiBi and H-ALiBi instead change the logits by a function of the distance.
 # ------------------------------------------------------------------------------------------------------------
@@ -245,12 +247,12 @@ class Attention(nn.Module):
         if state is not None:  # streaming: keep the keys and values
             if self in state:
                 k, v = (torch.cat([old, new], dim=1) for old, new in zip(state[self], (k, v)))
-                if mask is None:  # T new queries at the end of S keys
+                if mask is None and T > 1:  # T new queries at the end of S keys
                     S = k.shape[1]
                     mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
             state[self] = k.contiguous(), v.contiguous()  # not views, which would keep all of qkv alive
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K), as a view: y comes in the same layout, and needs no copy below
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and T > 1)  # one query sees all
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 
@@ -264,9 +266,9 @@ class Attention(nn.Module):
 #     S_t = (I - b_t k_t k_t^T) D_t S_{t-1} + w_t k_t v_t^T            o_t = S_t^T q_t
 #
 #                       D_t, the decay               w_t, the write    bracket     q, k, v
-#     GLA               diagonal: one a channel      1                 none        projections
+#     GLA               diagonal: one a channel      1                 none        projections, q divided by sqrt K
 #     Mamba2            a number: exp(-a dt_t)       dt_t              none        C, B, x: q and k shared by all heads
-#     Gated DeltaNet    a number                     b_t               yes         projections, k of unit length
+#     Gated DeltaNet    a number                     b_t               yes         projections of unit length, q divided by sqrt K
 #
 # Without the bracket, two values written under one key pile up. The bracket first removes what S holds under k_t, in
 # the measure b_t if k_t is of unit length: the "delta rule", S += b k (v - S^T k)^T with S faded already, a step of gradient
@@ -407,8 +409,8 @@ def diagonal_scan(g, X, S):
     """
     before = []
     for g_part, X_part in zip(g.split(32, dim=2), X.split(32, dim=2)):
-        # row n of `fading` is row n-1 of the spans: X_{n-1} is in S_n as it is, and nothing of these X is in S_0
-        fading = F.pad(spans(g_part.mT).exp(), (0, 0, 1, 0))[..., :-1, :]  # (B, H, K or 1, n, n)
+        decays = spans(g_part.mT).exp()  # (B, H, K or 1, n, n)
+        fading = F.pad(decays, (0, 0, 1, 0))[..., :-1, :]  # a row down: X_{n-1} is in S_n as it is, and nothing of these X is in S_0
         rows = X_part.unflatten(3, (fading.shape[2], -1)).flatten(4).transpose(2, 3)  # (B, H, K, n, V), or (B, H, 1, n, K V)
         states = (fading @ rows).transpose(2, 3).reshape(X_part.shape)
         if S is not None:
@@ -559,7 +561,7 @@ class Mamba2(LinearMixer):
         dt = F.softplus(wide(dt) + self.dt_bias)  # (B, T, H)
         o = self.recur(query[:, :, None], key[:, :, None], dt[..., None] * value, -self.A_log.exp() * dt, state=state)
         y = (o + self.skip[:, None] * value).flatten(-2)
-        return self.out(self.norm(y * F.silu(z)))
+        return self.out(self.norm(y * F.silu(z)).to(z.dtype))
 
 
 class GatedDeltaNet(LinearMixer):

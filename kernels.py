@@ -6,9 +6,9 @@ states before it, with one weight a channel and a distance:
     z_t = w_0 * h_t + w_1 * h_{t-1} + .. + w_{K-1} * h_{t-K+1}        (elementwise; h is zero before the start)
     y_t = h_t + z_t                                                   (the residual)
 
-No sum runs over channels, so this is a *depthwise* convolution: K = 4 multiply-adds for every number read. A GPU executes
-a dozen instructions in the time it takes to fetch that number from memory, so if the rest is kept short (section 3), the cost
-is memory traffic. The ideal forward pass reads x once and writes y once, just as a plain copy does; the ideal backward
+No sum runs over channels, so this is a *depthwise* convolution: K = 4 multiply-adds for every number read. For each number that
+its memory delivers, a GPU has time for a dozen instructions, so if the rest is kept short (section 3), the cost is memory
+traffic. The ideal forward pass reads x once and writes y once, just as a plain copy does; the ideal backward
 pass reads x and dy once and writes dx. That is cheap beside a block's matrix products: they do D multiply-adds for every
 number they read, hundreds of times as many, and that arithmetic takes longer than one more pass over x.
 
@@ -167,8 +167,8 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 # Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups, so that three to six rows behind its end are not there,
 # and count as zeros. So when a walk comes to the next sequence, the three rows that it keeps are zeros, as they have to be before
 # its first token; only the pointer and the time t jump. The batch has N = B n groups. A walk is `length` of them (8, or backward 32;
-# fewer if that makes too few walks), and there is a program for every walk and strip. What another walk fetches, too, are only the rows
-# above its start.
+# fewer if that makes too few walks), and there is a program for every walk and strip. Only the three rows above a walk's start are
+# fetched twice (six backward, if there is an activation).
 #
 # The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart (x.stride(1) and x.stride(0)); channels
 # lie side by side. So with cols a vector of channels, ptr + i * stride + cols is a vector of addresses, those of row i as seen from

@@ -83,7 +83,7 @@ MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
 def model_label(model):
     """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
     GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants."""
-    mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])
+    mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])  # the first runs have null for false
     name = "/".join(MIXERS.get(mixer, POSITIONS[model["pos"]]) for mixer in mixers)
     usual = bool({"mamba2", "gdn"} & set(mixers))
     if not canon:
@@ -285,7 +285,8 @@ def title(runs):
 
 LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon
 with RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
-linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own, Canon-ACD in its place, and both. Scores: "depth" is the largest k up to
+linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own (GLA, which has none, gets Mamba2's kind), Canon-ACD in its place, and
+both. Scores: "depth" is the largest k up to
 which every tested k is at least 50% right, "answers" the mean over all tested k, "above guessing" the same counted from a guess among the other
 nodes of the largest cycle (a guess is 0, all right is 1, worse than a guess is below 0), "longest" that of the longest expressions, "main" each
 task's own: one of these, all, sentences, or bits a parameter.

@@ -3,7 +3,7 @@
 Each task isolates one skill that language models need, in data that hardly ever repeats: what a model gets right it has learnt
 to *do*. (Capo, which is about knowing, tells of the same people again in new words; Brevo1's smallest graphs and Mano's short
 expressions are so few that they come again, and at the nano preset Mano's models have met nearly all that they are asked.) Instances
-are generated on line, by array operations for thousands of them at once. Two ideas carry those of graphs, Depo and Brevo:
+are generated as they are needed, by array operations for thousands of them at once. Two ideas carry those of graphs, Depo and Brevo:
 
   pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
           padded with zeros (token 0 is never used); a document is then a list of row numbers. Looking all rows of all
@@ -212,8 +212,8 @@ def powers_of_two(most):
 #
 #     <bos> 4 3 1 2 <query> 4 3 1 2
 #
-# To copy, find the last token's first occurrence and take its right neighbour. Attention alone needs two layers: one to
-# tell each token who stands left of it, one to look that up. A Canon layer does the first. Loss on the copy only.
+# To copy, find the last token's first occurrence and take its right neighbour. Attention alone needs two layers, one to
+# tell each token who stands left of it, one to look that up, or a much wider one. A Canon layer does the first. Loss on the copy only.
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -250,8 +250,8 @@ class Copy(Task):
 #
 #     <bos> c a  b d  d c  a b  <query_2> b <ans> c  <query_1> c <ans> a           the cycle a -> b -> d -> c -> a
 #
-# The edges of a cycle in random order, then questions "who comes k after q?". The answer must follow within a token or
-# two, so all k hops happen inside the network: its depth is what is measured. Words of several tokens (Depo1: 1-2,
+# The edges of a cycle in random order, then questions "who comes k after q?". The answer must begin right behind
+# <ans>, so all k hops happen inside the network: its depth is what is measured. Words of several tokens (Depo1: 1-2,
 # Depo2: 5-7) make "who follows" a matter of putting neighbouring tokens together. Loss on <ans> and the answer only.
 # Our choice: a <bos> opens each instance. Keep N > 2K, or the scores measure less than k hops: on a cycle of n nodes, k
 # hops forward are n - k hops backward, and attention follows edges backward as easily.
@@ -271,7 +271,6 @@ class Depo(Task):
         self.N, self.K, self.V, self.word_len = N, K, V, word_len
         self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<ans>", *(f"<query_{k}>" for k in range(1, K + 1))]
         self.bos, self.ans = self.vocab_size - K - 2, self.vocab_size - K - 1
-        self.query = self.ans  # <query_k> is query + k
         self.hops = powers_of_two(K)  # the scored k
 
     def documents(self, rng, count):
@@ -290,7 +289,7 @@ class Depo(Task):
         owner, at = ragged(sizes)  # the nodes of all cycles, in cycle order
         first = (np.cumsum(sizes) - sizes)[owner]
         pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], self.bos, 2 + self.K)])
-        bos, ans, query = len(owner), len(owner) + 1, len(owner) + 1  # their rows in pieces, no tokens; <query_k> is query + k
+        bos, ans = len(owner), len(owner) + 1  # their rows in pieces, no tokens; <query_k> stands k rows behind <ans>
 
         source = shuffle(rng, owner)  # the edges in random order
         target = first + (at + 1) % sizes[owner]
@@ -307,7 +306,7 @@ class Depo(Task):
         edge = start[owner] + 1 + 2 * at
         order[edge], order[edge + 1] = source, target[source]
         ask = start[asker] + 1 + 2 * sizes[asker] + 4 * which
-        order[ask], order[ask + 1], order[ask + 2], order[ask + 3] = query + k, asked, ans, answer
+        order[ask], order[ask + 1], order[ask + 2], order[ask + 3] = ans + k, asked, ans, answer
         hop = np.full(len(order), -1)
         hop[ask + 2], hop[ask + 3] = 0, k
         return *spell(pieces, order, np.repeat(np.arange(count), lengths), count), hop
@@ -331,7 +330,7 @@ class Depo(Task):
 #
 # The edges "parent child" of a random graph without cycles, in random order, then one question: all that q depends
 # on, parents before their children, q last; any such order is right. The very first name must be a node without
-# parents that q depends on, so the whole sub-graph has to be searched before a word is written: its breadth is what
+# parents (a leaf, as the paper says) that q depends on, so the whole sub-graph has to be searched before a word is written: its breadth is what
 # is measured. Loss from <ans> to <eos>. Brevo1: names of one token, 1..N; Brevo2: of 2-4. A <bos> opens each instance
 # (our choice, as in Depo).
 # ------------------------------------------------------------------------------------------------------------
@@ -340,7 +339,7 @@ class Depo(Task):
 def draw_graphs(rng, sizes):
     """A random directed graph without cycles for each size n; its nodes 0..n-1 are in an order with parents before children.
 
-    The first L, uniform in 1..(n-1)//4 + 1, depend on nothing (the paper calls them leaves). Each later one gets 1..4 parents (uniform, or as many as
+    The first L, uniform in 1..(n-1)//4 + 1, are leaves: they have no parents. Each later one gets 1..4 parents (uniform, or as many as
     there are) among the earlier nodes that have fewer than 4 children.
     returns  graph, parent, child, (edges,) each: all edges, sorted by graph, in random order within a graph
              edge (graphs, largest, largest) bool: the same as a table, edge[g, a, b] says that a is a parent of b
@@ -355,11 +354,11 @@ def draw_graphs(rng, sizes):
         few = min(4, node)
         key = rng.random((len(graphs), node), dtype=np.float32)
         key[children[graphs, :node] == 4] = 2
-        nearest = np.argpartition(key, range(few), axis=1)[:, :few]  # four at random; those that have 4 children come last
+        picks = np.argpartition(key, range(few), axis=1)[:, :few]  # four at random; those that have 4 children come last
         chosen = np.arange(few) < rng.integers(1, 5, (len(graphs), 1))
-        chosen &= np.take_along_axis(key, nearest, 1) < 2
+        chosen &= np.take_along_axis(key, picks, 1) < 2
         row, column = np.nonzero(chosen)
-        parent = nearest[row, column]
+        parent = picks[row, column]
         children[graphs[row], parent] += 1
         edges.append((graphs[row], parent, np.full(len(row), node)))
     of, parent, child = map(np.concatenate, zip(*edges))
@@ -705,7 +704,7 @@ class Lano(Task):
         require(cfg in GRAMMARS, "cfg", cfg, f"allowed: {', '.join(GRAMMARS)}")
         self.grammar = Grammar(GRAMMARS[cfg], root)
         mean = self.grammar.mean[self.grammar.root]
-        require(2 * mean <= self.block_size, "block_size", self.block_size, f"must be twice a sentence's mean length, {mean:.0f}, or more")
+        require(2 * mean <= self.block_size, "block_size", self.block_size, f"must be at least {math.ceil(2 * mean)}, twice a sentence's mean length")
         self.bos, self.vocabulary = 4, ["", "1", "2", "3", "<bos>"]
 
     def documents(self, rng, count):
@@ -752,7 +751,7 @@ class Lano(Task):
 #
 #     <bos> Ada Mae King first saw light July 3 1961 she grew up in Rome she was reading at Oxford ..
 #
-# Biographies of N invented people, each met 100 times, in other words every time. How many bits of this does a model
+# Biographies of N invented people, each met 100 times, worded anew each time. How many bits of this does a model
 # hold, for each of its parameters? A person has three names, a token each (Ada is one of 400 first names), and facts:
 # a birth date of three tokens, and others of one. Before each fact stand three word tokens, which tell what it is, in
 # one of 10 wordings, drawn afresh at every exposure. Names and facts are drawn once, uniformly: log2 of the

@@ -416,7 +416,7 @@ def test_initialisation():
             assert abs(module.weight.std() / 0.02 - 1) < 5 / (2 * n) ** 0.5  # the spread of a standard deviation
             assert module.weight.abs().max() > 3 * 0.02  # tails: not a uniform
     for K in (2, 3, 4):
-        weight = Canon(20_000, Config(vocab_size=5, block_size=8, canon_kernel=K)).weight
+        weight = Canon(20_000, Config(vocab_size=5, block_size=8, canon="a", canon_kernel=K)).weight
         bound = K**-0.5
         assert weight.abs().max() <= bound and weight.abs().max() > 0.999 * bound
         assert abs(weight.mean()) < 5 * bound / (3 * weight.numel()) ** 0.5
@@ -585,6 +585,16 @@ def test_model_compiles_for_real():
     tokens, targets = torch.randint(0, 19, (2, 2, 24), device=DEVICE)
     torch._dynamo.reset()
     assert_same_gradients(model, torch.compile(model, fullgraph=True)(tokens, targets)[1], model(tokens, targets)[1])
+
+
+@pytest.mark.parametrize("mixer", ("attention", *LINEAR))
+def test_a_model_may_be_in_bf16_throughout(mixer):
+    model = small_model(canon="abcd", mixer=mixer).to(DEVICE)
+    tokens, targets = torch.randint(0, 19, (2, 2, 24), device=DEVICE)
+    exact = model(tokens, targets)[1]
+    loss = model.bfloat16()(tokens, targets)[1]
+    loss.backward()
+    torch.testing.assert_close(loss, exact, atol=0.1, rtol=0.05)
 
 
 @pytest.mark.parametrize("mixer", ("attention", *LINEAR))
@@ -911,7 +921,7 @@ def test_linear_mixers_stream_in_constant_memory():
 
 BAD_CONFIGS = (
     (dict(mixer="conv"), "mixer"), (dict(pos="rotary"), "pos"), (dict(mlp="gelu"), "mlp"), (dict(canon="abe"), "canon"),
-    (dict(canon="aa"), "canon"), (dict(canon_kernel=1), "canon_kernel"), (dict(canon_kernel=5), "canon_kernel"),
+    (dict(canon="aa"), "canon"), (dict(canon_frozen=True), "canon_frozen"), (dict(canon_kernel=2), "canon_kernel"), (dict(canon_kernel=1), "canon_kernel"), (dict(canon_kernel=5), "canon_kernel"),
     (dict(d_model=30), "d_model"), (dict(d_model=20), "d_model"), (dict(d_model=16, pos="rope4"), "d_model"),
     (dict(n_layer=0), "n_layer"), (dict(n_head=-4), "n_head"), (dict(vocab_size=0), "vocab_size"), (dict(block_size=0), "block_size"),
     (dict(mixer="gdn,mamba"), "mixer"), (dict(mixer=""), "mixer"), (dict(mixer="gdn,gdn,attention"), "mixer"),

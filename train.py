@@ -110,17 +110,17 @@ def parse_arguments(argv):
     add("--canon-silu", action="store_true", help="SiLU after Canon's convolution")
     add("--canon-frozen", action="store_true", help="keep Canon's random initial weights")
     add("--tie-embeddings", action=argparse.BooleanOptionalAction, help="one matrix for embedding and head (default: for capo only)")
-    add("--n-layer", type=int)
-    add("--n-head", type=int)
-    add("--d-model", type=int)
+    add("--n-layer", type=int, help="blocks")
+    add("--n-head", type=int, help="heads of attention; the linear mixers have the paper's own")
+    add("--d-model", type=int, help="width")
 
     add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int)
+    add("--steps", type=int, help="batches to train on")
     add("--batch-size", type=int, help="windows a step")
     add("--lr", type=float, help="highest learning rate, reached after --warmup steps")
-    add("--warmup", type=int)
+    add("--warmup", type=int, help="steps on which the learning rate grows")
     add("--schedule", help="after the warm-up: cosine (to a tenth of lr) or linear (to zero)")
-    add("--weight-decay", type=float)
+    add("--weight-decay", type=float, help="AdamW's, of the matrices")
     add("--seed", type=int, default=0, help="of the initial weights and the data (default 0); every model sees the same data")
 
     add = parser.add_argument_group("run").add_argument
@@ -204,7 +204,7 @@ def run_name(args, task, config):
         if field not in named + technical and value != getattr(default, field):
             value = "-".join(map(str, value)) if isinstance(value, list) else value
             name = field.replace("_", "-")
-            parts.append({"True": name, "False": f"no-{name}"}.get(str(value), f"{name}={value}"))
+            parts.append(name if value is True else f"no-{name}" if value is False else f"{name}={value}")
     return "_".join(filter(None, parts)).replace(",", "-") + f"_s{args.seed}"
 
 
@@ -382,7 +382,7 @@ def train(argv):
         fail("--compile on the CPU needs PyTorch 2.7, a C++ compiler and Python's headers, not all found here: leave it out or install them")
     if compiled and args.compile is None:  # nobody asked for it: a compiler that fails may cost speed, not the run
         torch._dynamo.config.suppress_errors = True
-    workers = args.workers if args.workers is not None else min(4, os.cpu_count()) if device == "cuda" else 0
+    workers = (min(4, os.cpu_count()) if device == "cuda" else 0) if args.workers is None else args.workers
     eval_every = args.eval_every or max(1, training["steps"] // 20)
 
     recipe = recipe_of(args, task, config, training)
@@ -534,8 +534,8 @@ def train(argv):
 #
 # A sweep is one of the paper's comparisons: models with names, each a command line of this program, with several seeds. They
 # run as processes of their own; what is finished is skipped and what was cut off is resumed. So after Ctrl-C the same command
-# goes on, and sweeps that share runs (RoPE with and without Canon on Depo) train them once. Two sweeps at a time must not share any.
-# plot.py holds the paper's claims against the models by these names.
+# goes on, and sweeps that share runs (RoPE with and without Canon on Depo) train them once; but do not run two such sweeps at the
+# same time. plot.py holds the paper's claims against the models by these names.
 # ------------------------------------------------------------------------------------------------------------
 
 
