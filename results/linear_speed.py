@@ -1,8 +1,8 @@
 """Forward and backward of the linear recurrence, as a loop and in chunks, beside softmax attention:   python results/linear_speed.py
 
 One layer's operator alone, at the head shapes of a 512-wide model: tokens/s from the median of several runs and, on CUDA, the most
-memory that it took. float32 and one sequence on a CPU; bfloat16 inputs, 32,768 tokens in all and the chunked form through
-torch.compile on CUDA.
+memory that it took. float32 and one sequence on a CPU; bfloat16 (inputs, and autocast, as in training), 32,768 tokens in all and the
+chunked form through torch.compile on CUDA.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def measure(f, arguments, device):
     wanted = [u for u in arguments if u is not None]
 
     def step():
-        y = f(*arguments)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):  # as in training
+            y = f(*arguments)
         y = y[0] if isinstance(y, tuple) else y
         torch.autograd.grad(y.float().sum(), wanted)
 
