@@ -864,9 +864,9 @@ class Capo(Task):
 # ------------------------------------------------------------------------------------------------------------
 # 8. Presets
 #
-# One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU (not measured
-# yet), paper for the paper's own numbers. Where the paper gives several values (N, lr), the first or the middle one
-# stands here, and the flags of train.py reach the others.
+# One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU (only Copy's is
+# measured yet), paper for the paper's own numbers. Where the paper gives several values (N, lr), the first or the middle
+# one stands here, and the flags of train.py reach the others.
 # ------------------------------------------------------------------------------------------------------------
 
 ADAMW = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.03, warmup=1000, schedule="cosine")
