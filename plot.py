@@ -283,13 +283,12 @@ def title(runs):
 # ------------------------------------------------------------------------------------------------------------
 
 
-LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon
-with RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
+LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon with
+RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
 linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own (GLA, which has none, gets Mamba2's kind), Canon-ACD in its place, and
-both. Scores: "depth" is the largest k up to
-which every tested k is at least 50% right, "answers" the mean over all tested k, "above guessing" the same counted from a guess among the other
-nodes of the largest cycle (a guess is 0, all right is 1, worse than a guess is below 0), "longest" that of the longest expressions, "main" each
-task's own: one of these, all, sentences, or bits a parameter.
+both. Scores: "depth" is the largest k up to which every tested k is at least 50% right, "answers" the mean over all tested k, "above guessing"
+the same counted from a guess among the other nodes of the largest cycle (a guess is 0, all right is 1, worse than a guess is below 0), "longest"
+that of the longest expressions, "main" each task's own: one of these, all, sentences, or bits a parameter.
 """
 
 
