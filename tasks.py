@@ -330,9 +330,9 @@ class Depo(Task):
 #
 # The edges "parent child" of a random graph without cycles, in random order, then one question: all that q depends
 # on, parents before their children, q last; any such order is right. The very first name must be a node without
-# parents (a leaf, as the paper says) that q depends on, so the whole sub-graph has to be searched before a word is written: its breadth is what
-# is measured. Loss from <ans> to <eos>. Brevo1: names of one token, 1..N; Brevo2: of 2-4. A <bos> opens each instance
-# (our choice, as in Depo).
+# parents (a leaf, as the paper says) that q depends on, so the whole sub-graph has to be searched before a word is
+# written: its breadth is what is measured. Loss from <ans> to <eos>. Brevo1: names of one token, 1..N; Brevo2: of
+# 2-4. A <bos> opens each instance (our choice, as in Depo).
 # ------------------------------------------------------------------------------------------------------------
 
 

@@ -921,7 +921,8 @@ def test_linear_mixers_stream_in_constant_memory():
 
 BAD_CONFIGS = (
     (dict(mixer="conv"), "mixer"), (dict(pos="rotary"), "pos"), (dict(mlp="gelu"), "mlp"), (dict(canon="abe"), "canon"),
-    (dict(canon="aa"), "canon"), (dict(canon_frozen=True), "canon_frozen"), (dict(canon_kernel=2), "canon_kernel"), (dict(canon_kernel=1), "canon_kernel"), (dict(canon_kernel=5), "canon_kernel"),
+    (dict(canon="aa"), "canon"), (dict(canon_frozen=True), "canon_frozen"), (dict(canon_kernel=2), "canon_kernel"),
+    (dict(canon_kernel=1), "canon_kernel"), (dict(canon_kernel=5), "canon_kernel"),
     (dict(d_model=30), "d_model"), (dict(d_model=20), "d_model"), (dict(d_model=16, pos="rope4"), "d_model"),
     (dict(n_layer=0), "n_layer"), (dict(n_head=-4), "n_head"), (dict(vocab_size=0), "vocab_size"), (dict(block_size=0), "block_size"),
     (dict(mixer="gdn,mamba"), "mixer"), (dict(mixer=""), "mixer"), (dict(mixer="gdn,gdn,attention"), "mixer"),
