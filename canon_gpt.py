@@ -425,8 +425,9 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 
     chunk  tokens a chunk, rounded up to a power of two
 
-    Under autocast the products are in its dtype, but for those inside the chunks (A and L, of which a triangular system is made); decays
-    and the sum that is the state stay in float32. On CUDA, float32 products are as exact as torch.set_float32_matmul_precision lets them be.
+    Under autocast the products are in its dtype, but for those inside the chunks (A and L, of which a triangular system is made), unless
+    torch.compile makes their backward pass; decays and the sum that is the state stay in float32. On CUDA, float32 products are as exact
+    as torch.set_float32_matmul_precision lets them be.
     """
     B, T, H, V = v.shape
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
