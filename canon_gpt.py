@@ -82,8 +82,8 @@ class Config:
         there = self.mlp != "none" or not set(letters) & set("cd")
         require(there, "canon", "points c and d belong to the MLP, so with mlp none allowed: a, b")
         require(self.canon_kernel in (2, 3, 4), "canon_kernel", "allowed: 2, 3, 4")
-        for field, usual in dict(canon_kernel=4, canon_residual=True, canon_silu=False, canon_frozen=False).items():
-            require(letters or getattr(self, field) == usual, field, "means nothing without a Canon layer; leave it out")
+        for field in ("canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
+            require(letters or getattr(self, field) == getattr(Config, field), field, "means nothing without a Canon layer; leave it out")
         require(linear or not self.short_conv, "short_conv", f"mixer {self.mixer} has none to switch on")
         if self.short_conv is None:
             self.short_conv = bool({"mamba2", "gdn"} & set(pattern)) and "b" not in self.canon

@@ -548,6 +548,7 @@ def sweeps(preset):
     linear = {"GLA": "gla", "Mamba2": "mamba2", "GDN": "gdn"}
     convolutions = {"none": "--no-short-conv", "own": "--short-conv", "ACD": "--no-short-conv --canon acd", "AbCD": "--short-conv --canon acd",
                     "ABCD": "--canon abcd"}  # fmt: skip
+    widths = (16, 32, 64) if preset == "nano" else (128, 256, 512)
     families = {"RoPE(1/4)": ("--pos rope4", "attention"), "NoPE": ("--pos nope", "attention"),
                 **{label: (f"--mixer {mixer}", mixer) for label, mixer in linear.items()}}  # fmt: skip
     return {
@@ -571,9 +572,7 @@ def sweeps(preset):
         "tasks": {f"{task} {label}{more}": f"--task {task} --pos {pos}{canon}" for task in PRESETS if task != "copy"
                   for label, pos in (("RoPE", "rope"), ("NoPE", "nope")) for more, canon in (("", ""), (" + ABCD", abcd))},
         # bits against parameters; the middle width is the preset's own, so the sweep of tasks trains the same
-        "capacity": {f"{width} dims{more}": f"--task capo{flag}{canon}" for width, flag in (
-                         ((16, " --d-model 16"), (32, ""), (64, " --d-model 64")) if preset == "nano" else
-                         ((128, " --d-model 128"), (256, ""), (512, " --d-model 512")))
+        "capacity": {f"{width} dims{more}": f"--task capo{'' if width == widths[1] else f' --d-model {width}'}{canon}" for width in widths
                      for more, canon in (("", ""), (" + ABCD", abcd))},
     }  # fmt: skip
 

@@ -145,6 +145,10 @@ def llama(n_layer, n_head, D, vocabulary, T):
     ))  # fmt: skip
 
 
+def llama_loss(forward, tokens, targets):
+    return forward(input_ids=tokens, labels=targets, shift_labels=targets).loss
+
+
 def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
     """A step of ours, without Canon and with ABCD, and of Hugging Face's Llama: compiled, bfloat16, fused AdamW, gradients clipped."""
     shape = f"{n_layer}L{D}D ({B}, {T})"
@@ -163,7 +167,7 @@ def training_steps(device, B, T, n_layer, n_head, D, vocabulary, steps):
         optimizer = make_optimizer(model, training, device)
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = training["lr"]
         forward = torch.compile(model)
-        losses = {"transformers": lambda: forward(input_ids=tokens, labels=targets, shift_labels=targets).loss}
+        losses = {"transformers": lambda: llama_loss(forward, tokens, targets)}
         times = []
         for number in range(steps + 5):  # five to compile and warm up
             began = time.perf_counter()

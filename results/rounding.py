@@ -17,6 +17,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from canon_gpt import chunked_linear_attention, spans  # noqa: E402
 from kernels import device_name, relative_error  # noqa: E402
+from peers import train_once  # noqa: E402
 
 HEADS = {"GLA": (4, 96, 192), "Mamba2": (16, 64, 96), "GDN": (6, 96, 192)}  # H, K, V
 CASES = ("typical", "slow decay", "keys again")
@@ -41,13 +42,16 @@ def inputs(mixer, case, T):
     return q, k, v, -slow * 16 * torch.rand(H) * dt, torch.rand(1, T, H)
 
 
-def errors(f, arguments, want=None):
-    """Relative errors of f's output and gradients, or what they are if there is nothing to compare with."""
+def value_and_gradients(f, arguments):
+    """As float64; the gradients are of the output's sum with random weights, the same for every f."""
     arguments = [u.detach().requires_grad_() for u in arguments]
-    o = f(*arguments)
     torch.manual_seed(1)
-    got = [o, *torch.autograd.grad(o, arguments, torch.randn(o.shape).to(o.dtype))]
-    return [u.detach().double() for u in got] if want is None else [relative_error(a.double(), b) for a, b in zip(got, want)]
+    o, gradients = train_once(f, arguments, torch.randn(arguments[2].shape).to(arguments[2].dtype))  # o is of v's shape and dtype
+    return [u.detach().double() for u in (o, *gradients)]
+
+
+def errors(f, arguments, want):
+    return [relative_error(a, b) for a, b in zip(value_and_gradients(f, arguments), want)]
 
 
 def in_chunks(*arguments):
@@ -98,7 +102,7 @@ def main():
             for case in CASES:
                 torch.manual_seed(0)
                 arguments = inputs(mixer, case, T)
-                exact = errors(in_chunks, [u.double() for u in arguments])
+                exact = value_and_gradients(in_chunks, [u.double() for u in arguments])
                 name = f"{mixer}, {T:,} tokens, {case}, "
                 row(name + "float32", errors(in_chunks, arguments, exact))
                 row(name + "bfloat16", errors(under_autocast, arguments, exact))
@@ -108,7 +112,8 @@ def main():
                     row(f"{'':>{len(name)}}stream", [relative_error(stream(*(u[:, :1000] for u in arguments)).double(), exact[0][:, :1000])])
         q, k, v = torch.randn(3, 1, 12, T, 64).bfloat16()
         attention = lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)  # noqa: E731
-        row(f"attention, {T:,} tokens, bfloat16", errors(attention, (q, k, v), errors(attention, [u.double() for u in (q, k, v)])))
+        exact = value_and_gradients(attention, [u.double() for u in (q, k, v)])
+        row(f"attention, {T:,} tokens, bfloat16", errors(attention, (q, k, v), exact))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,11 @@ def triton_apart(x, weight, residual, activation):
     return kernels.causal_conv_triton(x, weight, residual, activation)
 
 
+def use(form):
+    """From here on, Canon layers compute by it."""
+    canon_gpt.causal_conv = lambda x, weight, residual, activation, tail: form(x, weight, residual, activation)
+
+
 FORMS = {"Triton": kernels.causal_conv_triton, "Triton, D apart": triton_apart, "PyTorch": kernels.causal_conv_pytorch}
 
 
@@ -101,10 +106,10 @@ def main():
     found = []
     if device == "cuda":
         task = make_task("depo1", "paper")
-        for form, conv in FORMS.items():
-            points = ("ac", "abcd") if form == "Triton" else ("abcd",)
-            canon_gpt.causal_conv = lambda x, weight, residual, activation, tail, conv=conv: conv(x, weight, residual, activation)
-            found += compare(f"12L768D, {form}", task, ["", *(args.points or points)], True, device, 16, steps)
+        for name_of_form, form in FORMS.items():
+            points = ("ac", "abcd") if name_of_form == "Triton" else ("abcd",)
+            use(form)
+            found += compare(f"12L768D, {name_of_form}", task, ["", *(args.points or points)], True, device, 16, steps)
     else:
         for compiled in (False, True) if kernels.can_compile_on_cpu() else (False,):
             for task in map(make_task, ("copy", "depo1")):

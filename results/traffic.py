@@ -92,7 +92,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 import canon_gpt  # noqa: E402
 import kernels  # noqa: E402
 from canon_gpt import CanonGPT, Config  # noqa: E402
-from step_time import FORMS  # noqa: E402
+from step_time import FORMS, use  # noqa: E402
 
 
 def pretend():
@@ -164,9 +164,10 @@ def flash_attention(q, k, v, **options):
 
 
 B, T, D = 16, 2048, 768
+UNIT = B * T * D * 2  # bytes of a pass
 
 
-def layer(make, loss=lambda forward, tokens: forward(tokens, tokens)[1]):
+def layer(make, loss=lambda forward, tokens, targets: forward(tokens, targets)[1]):
     """{"forward": {kind: units}, "backward": ..} of one layer: models of three layers, less those of two; make(n_layer) makes one."""
     totals = []
     for n_layer in (2, 3):
@@ -182,24 +183,23 @@ def layer(make, loss=lambda forward, tokens: forward(tokens, tokens)[1]):
                             tensors[name] = torch.nn.Parameter(fake) if tensors is module._parameters else fake
             tokens = torch.zeros(B, T, dtype=torch.int64, device="cuda")
             with torch.autocast("cuda", torch.bfloat16):
-                nats = loss(torch.compile(model, backend=backend), tokens)
+                nats = loss(torch.compile(model, backend=backend), tokens, tokens)
             nats.backward()
         totals.append(list(counted))
-    unit = B * T * D * 2
-    return {part: {kind: (three[kind] - two[kind]) / unit for kind in two} for part, two, three in zip(("forward", "backward"), *totals)}
+    return {part: {kind: (three[kind] - two[kind]) / UNIT for kind in two} for part, two, three in zip(("forward", "backward"), *totals)}
 
 
 def row(name, found, base=None):
     cells = "".join(f"{sum(part[kind] for part in found.values()):13.1f}" for kind in COLUMNS)
     parts = [sum(part.values()) for part in found.values()]
-    more = "" if base is None else f"{(sum(parts) - base) * 12 * B * T * D * 2 / 1e9:10.1f} GB"
+    more = "" if base is None else f"{(sum(parts) - base) * 12 * UNIT / 1e9:10.1f} GB"
     print(f"{name:34}{cells}{parts[0]:10.1f}{parts[1]:10.1f}{sum(parts):8.1f}{more}", flush=True)
     return sum(parts)
 
 
 def ours(canon="", mixer="attention", form=kernels.causal_conv_triton):
     def make(n_layer):
-        canon_gpt.causal_conv = lambda x, weight, residual, activation, tail: form(x, weight, residual, activation)
+        use(form)
         return CanonGPT(Config(vocab_size=111, block_size=T, n_layer=n_layer, canon=canon, mixer=mixer))
 
     return make
@@ -219,10 +219,9 @@ def main():
     for mixer in ("gla", "mamba2", "gdn"):
         row(mixer, layer(ours(mixer=mixer)))
     if importlib.util.find_spec("transformers"):
-        from peers import llama
+        from peers import llama, llama_loss
 
-        row("transformers' Llama", layer(lambda n_layer: llama(n_layer, 12, D, 111, T),
-                                         lambda forward, tokens: forward(input_ids=tokens, labels=tokens, shift_labels=tokens).loss))  # fmt: skip
+        row("transformers' Llama", layer(lambda n_layer: llama(n_layer, 12, D, 111, T), llama_loss))
 
 
 if __name__ == "__main__":
