@@ -1985,6 +1985,7 @@ BAD_COMMANDS = (
     ["--N", "1"], ["--N", "50"], ["--K", "2"], ["--block-size", "9"], ["--task", "depo", "--N", "2"], ["--steps", "-5"], ["--steps", "0"],
     ["--lr", "-1"], ["--lr", "0"], ["--lr", "nan"], ["--batch-size", "0"], ["--warmup", "-1"], ["--weight-decay", "-0.1"], ["--seed", "-1"],
     ["--workers", "-1"], ["--eval-every", "0"], ["--eval-size", "0"], ["--schedule", "step"], ["--device", "abacus"], ["--resume"],
+    ["--dtype", "float16"],
     ["--steps", "many"], ["--cannon", "abcd"], ["--mixer", "gdn,conv"], ["--mixer", "gdn,attention"], ["--mixer", "gla", "--pos", "alibi"],
     ["--task", "mano", "--L", "0"], ["--L", "4"], ["--task", "lano", "--cfg", "cfg4"], ["--task", "lano", "--root", "30"], ["--cfg", "cfg3f"],
     ["--task", "capo", "--exposures", "0"], ["--task", "capo", "--exposures", "3"], ["--task", "brevo", "--V", "8"], ["--seed", str(2**63)],
@@ -2029,6 +2030,32 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert_refused(lambda: run_train("--device", "cuda"), capsys, "cuda", "cpu")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("native", (True, False))
+def test_the_gpu_decides_about_bfloat16(native, monkeypatch, capsys):
+    """Older ones than Ampere have no instructions for it."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert train.choose_dtype(None, "cuda") == ("bfloat16" if native else "float32") and train.choose_dtype(None, "cpu") == "float32"
+    assert all(train.choose_dtype("bfloat16", device) == "bfloat16" for device in ("cpu", *["cuda"] * native))
+    assert train.choose_dtype("float32", "cuda") == "float32"
+    if not native:
+        assert_refused(lambda: train.choose_dtype("bfloat16", "cuda"), capsys, "bfloat16", "float32")
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, tmp_path, monkeypatch):
+    seen, attend = set(), F.scaled_dot_product_attention
+
+    def spy(q, *rest, **options):
+        seen.add((torch.is_grad_enabled(), q.dtype))
+        return attend(q, *rest, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    run_train("--dtype", dtype, "--steps", 2, "--out", tmp_path)
+    assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == dtype
+    assert all(weight.dtype == torch.float32 for weight in torch.load(tmp_path / "ckpt.pt", weights_only=True)["model"].values())
 
 
 def test_compiling_without_a_compiler_is_refused(tmp_path, monkeypatch, capsys):

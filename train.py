@@ -125,6 +125,7 @@ def parse_arguments(argv):
 
     add = parser.add_argument_group("run").add_argument
     add("--device", help="cuda, mps or cpu (default: the first of these that is there)")
+    add("--dtype", help="of matrix products: bfloat16 (default on GPUs that have it: NVIDIA's since Ampere) or float32 (default elsewhere)")
     add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: yes on CUDA, and on a CPU with PyTorch 2.7 and a C++ compiler)")
     add("--workers", type=int, help="processes that generate data (default: 4 on CUDA, else 0, which is in this process)")
     add("--eval-every", type=int, metavar="STEPS", help="score, and save, every so many steps (default: 20 times a run)")
@@ -139,6 +140,7 @@ def parse_arguments(argv):
     if args.task is None:
         fail(f"--task is missing: one of {', '.join([*PRESETS, *ALIASES])}; or --sweep")
     args.device = choose_device(args.device)
+    args.dtype = choose_dtype(args.dtype, args.device)
     args.preset = args.preset or ("small" if args.device == "cuda" else "nano")
     return args
 
@@ -158,6 +160,17 @@ def choose_device(wanted):
         return next(name for name in there if there[name])
     if not there.get(wanted):
         fail(f"device = {wanted!r}: allowed on this machine: {', '.join(name for name in there if there[name])}")
+    return wanted
+
+
+def choose_dtype(wanted, device):
+    """bfloat16 on an NVIDIA GPU that has instructions for it. A T4 or V100 has none, and torch.compile refuses to make do without."""
+    slow = device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    allowed = ("float32",) if slow else ("float32", "bfloat16")
+    if wanted is None:
+        return allowed[-1] if device == "cuda" else "float32"
+    if wanted not in allowed:
+        fail(f"dtype = {wanted!r}: allowed on this machine: {', '.join(allowed)}")
     return wanted
 
 
@@ -199,7 +212,7 @@ def run_name(args, task, config):
     parts = [task.name, args.preset, mixer, pos, config.canon or "bare"]
     default = parse_arguments(["--task", args.task])
     named = ("task", "preset", "mixer", "pos", "canon", "seed")
-    technical = ("device", "compile", "workers", "eval_every", "eval_size", "out", "resume")
+    technical = ("device", "dtype", "compile", "workers", "eval_every", "eval_size", "out", "resume")
     for field, value in vars(args).items():
         if field not in named + technical and value != getattr(default, field):
             value = "-".join(map(str, value)) if isinstance(value, list) else value
@@ -425,7 +438,7 @@ def train(argv):
         about = {
             "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
             "command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
-            "device": device_name(device),
+            "device": device_name(device), "dtype": args.dtype,
             "processes": WORLD, "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         }  # fmt: skip
         write_atomically(out / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
@@ -434,7 +447,7 @@ def train(argv):
     pos = f", {config.pos}" if "attention" in config.mixer else ""
     print(f"{task.name} ({args.preset}), {config.mixer}{pos}, canon {config.canon or 'none'}: {config.n_layer} layers, "
           f"{config.d_model} dims, {counts['total']:,} parameters (embeddings {counts['embeddings']:,}, Canon {counts['canon']:,})")  # fmt: skip
-    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device}{', compiled' if compiled else ''}; "
+    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device} in {args.dtype}{', compiled' if compiled else ''}; "
           f"results in {out}")
 
     def save(step):
@@ -445,7 +458,7 @@ def train(argv):
     steps = range(start, training["steps"])
     loader = DataLoader(Stream(task, args.seed, training["batch_size"]), batch_size=None, sampler=steps,
                         num_workers=workers, pin_memory=device == "cuda", worker_init_fn=ignore_interrupts)  # fmt: skip
-    dtype = torch.bfloat16 if device == "cuda" else None
+    autocast = torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16")
     forward = model
     if WORLD > 1:
         forward = DistributedDataParallel(model)
@@ -465,7 +478,7 @@ def train(argv):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, training)
             tokens, mask, share = (a.to(device, non_blocking=True) for a in (tokens, mask, share))
-            with torch.autocast(device, dtype, enabled=dtype is not None):
+            with autocast:
                 loss = forward(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1] * share
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -494,7 +507,7 @@ def train(argv):
             line = {"step": finished, "tokens": finished * batch_tokens, "loss": round(loss.item(), 5),
                     "lr": optimizer.param_groups[0]["lr"], "tokens_per_s": round(rate)}  # fmt: skip
             if evaluate and RANK == 0:
-                with torch.autocast(device, dtype, enabled=dtype is not None):
+                with autocast:
                     last_eval = task.evaluate(model, args.seed, args.eval_size)
                 line["eval"] = last_eval
             log.write(json.dumps(line) + "\n")
@@ -515,7 +528,8 @@ def train(argv):
             costs = {"step_ms": round(1e3 * step_s, 3), "tokens_per_s": round(rate), "data_share": round(waiting, 4)}
         if windows and device == "cuda":
             costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-            if peak := next((peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", device_name(device))), None):
+            peak = next((peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", device_name(device))), None)
+            if peak and args.dtype == "bfloat16":
                 costs["mfu"] = round(rate * flops_per_token(model) / (WORLD * peak), 4)  # model FLOPs utilisation
         log.write(json.dumps({"step": finished, "eval": last_eval, "seconds": round(seconds, 1), **costs, "final": True}) + "\n")
 
