@@ -82,9 +82,9 @@ MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
 
 def model_label(model):
     """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
-    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants."""
+    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its own name."""
     mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])  # the first runs have null for false
-    name = "/".join(MIXERS.get(mixer, POSITIONS[model["pos"]]) for mixer in mixers)
+    name = "/".join(POSITIONS[model["pos"]] if mixer == "attention" else MIXERS.get(mixer, mixer) for mixer in mixers)
     usual = bool({"mamba2", "gdn"} & set(mixers))
     if not canon:
         return name if conv == usual else f"{name} (conv)" if conv else f"{name} (no conv)"

@@ -37,7 +37,7 @@ import tasks  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import train  # noqa: E402
 from canon_gpt import (  # noqa: E402
-    GLA, MLPS, POSITIONS, Attention, Block, Canon, CanonGPT, Config, GatedDeltaNet, Mamba2, chunked_linear_attention, distance_bias,
+    GLA, MIXERS, MLPS, POSITIONS, Attention, Block, Canon, CanonGPT, Config, GatedDeltaNet, Mamba2, chunked_linear_attention, distance_bias,
     initial_dt_bias, linear_recurrence, rotary_angles, rotate,
 )  # fmt: skip
 from tasks import make_task  # noqa: E402
@@ -1772,12 +1772,17 @@ def test_command_line_end_to_end(tmp_path):
 def test_the_python_in_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_train("--out", "out/copy_nano_rope_abcd_s0", "--steps", 2, "--canon", "abcd")
-    layer, ask = re.findall(r"^```python\n(.*?)^```$", (HERE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    layer, mixer, ask = re.findall(r"^```python\n(.*?)^```$", (HERE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     names = {}
     exec(layer, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
     assert torch.equal(canon(x), kernels.causal_conv(x, canon.weight))
+    monkeypatch.setitem(MIXERS, "retention", None)
+    monkeypatch.setattr(sys, "argv", ["retention.py", *TINY, "--mixer", "retention", "--canon", "abcd", "--steps", "2"])
+    exec(mixer, {"__name__": "__main__"})
+    (run,) = Path("out").glob("*retention*")
+    assert plot.table(plot.read_all([run])).count("| retention + Canon-ABCD |") == 1
     capsys.readouterr()
     exec(ask, names)
     assert names["answer"].shape == (1, 8) and re.fullmatch(r"tensor\(.*\)\n", capsys.readouterr().out)
