@@ -70,8 +70,8 @@ class Config:
         for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
             require(getattr(self, field) >= 1, field, "must be at least 1")
         pattern = self.mixer.split(",")
-        linear = sorted(set(pattern) - {"attention"})
         require(set(pattern) <= set(MIXERS), "mixer", f"allowed: {', '.join(MIXERS)}, or several of them, joined by commas")
+        linear = sorted(name for name in set(pattern) if issubclass(MIXERS[name], LinearMixer))
         require(len(pattern) <= self.n_layer, "mixer", f"a pattern for more than n_layer = {self.n_layer} layers")
         require(self.mlp in MLPS, "mlp", f"allowed: {', '.join(MLPS)}")
         require(self.pos in POSITIONS, "pos", f"allowed: {', '.join(POSITIONS)}")
@@ -90,7 +90,7 @@ class Config:
         for name in linear:
             multiple = MIXERS[name].multiple(self.d_model)
             require(self.d_model % multiple == 0, "d_model", f"mixer {name} needs a multiple of {multiple} at this width")
-        if "attention" in pattern:
+        if self.attends:
             require(self.d_model % self.n_head == 0, "d_model", f"must be a multiple of n_head = {self.n_head}")
             multiple = {"rope": 2, "rope4": 8}.get(self.pos, 1)  # rotary turns pairs of dims
             fits = (self.d_model // self.n_head) % multiple == 0
@@ -99,6 +99,11 @@ class Config:
             meant = self.pos in ("rope", "nope")  # rope is the default
             require(meant, "pos", f"positions mean nothing to mixer {self.mixer}, whose recurrence knows the order; leave it out")
             self.pos = "nope"
+
+    @property
+    def attends(self):
+        """Whether a layer has attention, to which positions and n_head mean something."""
+        return any(not issubclass(MIXERS[name], LinearMixer) for name in self.mixer.split(","))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -425,9 +430,9 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 
     chunk  tokens a chunk, rounded up to a power of two
 
-    Under autocast the products are in its dtype, but for those inside the chunks (A and L, of which a triangular system is made), unless
-    torch.compile makes their backward pass; decays and the sum that is the state stay in float32. On CUDA, float32 products are as exact
-    as torch.set_float32_matmul_precision lets them be.
+    Under autocast the products are in its dtype, but for those inside the chunks (A and L, of which a triangular system is made): these,
+    the decays and the sum that is the state stay in float32. (torch.compile makes a backward pass that has them, too, in autocast's dtype.)
+    On CUDA, float32 products are as exact as torch.set_float32_matmul_precision lets them be.
     """
     B, T, H, V = v.shape
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)

@@ -19,6 +19,8 @@ Reading order:
   4. the kernels as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
   6. `python kernels.py` checks every form against float64 and times it beside a plain copy
+
+From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
 
 import argparse
@@ -696,7 +698,8 @@ def main(argv=None):
     if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model; then as many tokens in shorter and longer sequences
         shapes = [(16, 2048, 768, None), (16, 2048, 2304, None), (16, 2048, 4096, None), (16, 2048, 4096, "swiglu")]
         shapes += [(2**15 // T, T, 2304, None) for T in (1, 16, 256, 2**14)]
-        times = benchmark(device, shapes, torch.bfloat16)
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        times = benchmark(device, shapes, torch.bfloat16 if has_bfloat16 else torch.float16)
     else:
         shapes = ((64, 64, 64, None), (64, 64, 192, None), (64, 64, 336, None), (64, 64, 336, "swiglu"))
         times = benchmark(device, shapes, torch.float32)

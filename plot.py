@@ -82,9 +82,11 @@ MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
 
 def model_label(model):
     """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
-    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its own name."""
+    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its name, and by its positions if it has any."""
     mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])  # the first runs have null for false
-    name = "/".join(POSITIONS[model["pos"]] if mixer == "attention" else MIXERS.get(mixer, mixer) for mixer in mixers)
+    positions = POSITIONS[model["pos"]]
+    own = "" if model["pos"] == "nope" else f"-{positions}"
+    name = "/".join(positions if mixer == "attention" else MIXERS.get(mixer, mixer + own) for mixer in mixers)
     usual = bool({"mamba2", "gdn"} & set(mixers))
     if not canon:
         return name if conv == usual else f"{name} (conv)" if conv else f"{name} (no conv)"
@@ -105,7 +107,7 @@ def flatten(tree, path=""):
 def models(runs, but=()):
     """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
     seed and these fields."""
-    recipes = [flatten({key: run[key] for key in ("task", "model", "training")}) for run in runs]
+    recipes = [flatten({**{key: run[key] for key in ("task", "model", "training")}, "dtype": run.get("dtype", "float32")}) for run in runs]
     named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
     keys = set().union(*recipes) - named
     differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
@@ -151,7 +153,7 @@ def table(runs):
         values = {score: [end[score] for end in last if score in end] for score in scores}
         cells = [Over(values[score]).written(score) if values[score] else "" for score in scores]
         going = " (still training)" if any(run["seconds"] is None for run in members) else ""
-        rows.append(f"| {label}{going} | {len(members)} | {' | '.join(cells)} |")
+        rows.append(f"| {label}{going} | {len({run['seed'] for run in members})} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -268,7 +270,7 @@ def draw_capacity(runs):
 
 def title(runs):
     """Task and preset, and what all runs have in common."""
-    counts = sorted({len(members) for members in models(runs).values()})
+    counts = sorted({len({run["seed"] for run in members}) for members in models(runs).values()})
     seeds = f"{counts[0]} seed{'s' if counts[-1] > 1 else ''}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]} seeds"
     facts = shared(runs, "task", "N", "K", "L", "cfg") + shared(runs, "model", "n_layer", "d_model")
     return f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, seeds])}"

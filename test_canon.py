@@ -1780,12 +1780,31 @@ def test_the_python_in_readme_runs(tmp_path, monkeypatch, capsys):
     assert torch.equal(canon(x), kernels.causal_conv(x, canon.weight))
     monkeypatch.setitem(MIXERS, "retention", None)
     monkeypatch.setattr(sys, "argv", ["retention.py", *TINY, "--mixer", "retention", "--canon", "abcd", "--steps", "2"])
-    exec(mixer, {"__name__": "__main__"})
+    exec(mixer, {"__name__": "__main__", "__file__": "retention.py"})
     (run,) = Path("out").glob("*retention*")
     assert plot.table(plot.read_all([run])).count("| retention + Canon-ABCD |") == 1
     capsys.readouterr()
     exec(ask, names)
     assert names["answer"].shape == (1, 8) and re.fullmatch(r"tensor\(.*\)\n", capsys.readouterr().out)
+
+
+def test_a_mixer_of_ones_own_may_attend(tmp_path, monkeypatch, capsys):
+    """An attention keeps positions and n_head; a script of one's own is what a sweep starts, and what config.json names."""
+    for name, mixer in (("mine", type("Mine", (Attention,), {})), ("fading", type("Fading", (GLA,), {}))):
+        monkeypatch.setitem(MIXERS, name, mixer)
+    monkeypatch.chdir(tmp_path)
+    train.main([*TINY, "--mixer", "mine", "--pos", "alibi", "--n-head", "4", "--steps", "2"], "own.py")
+    (run,) = Path("out").iterdir()
+    assert run.name.startswith("copy_nano_mine_alibi_bare_")
+    assert json.loads((run / "config.json").read_text())["command"].startswith("python own.py --task copy ")
+    assert list(plot.models(plot.read_all([run]))) == ["mine-ALiBi"]
+    plain = CanonGPT(Config(vocab_size=9, block_size=9, n_layer=1, d_model=16, n_head=4))
+    assert torch.load(run / "ckpt.pt", weights_only=True)["model"].keys() == plain.state_dict().keys()
+    with pytest.raises(ValueError, match="whose recurrence knows the order"):
+        Config(vocab_size=9, block_size=9, d_model=16, mixer="fading", pos="alibi")
+    capsys.readouterr()
+    train.main(["--sweep", "depth", "--preset", "nano", "--mixer", "fading", "--dry-run"], "own.py")
+    assert all(line.startswith("python own.py --task depo ") for line in capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize("name", tasks.PRESETS)
@@ -2049,7 +2068,7 @@ def test_the_gpu_decides_about_bfloat16(native, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, tmp_path, monkeypatch):
+def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, tmp_path, monkeypatch, capsys):
     seen, attend = set(), F.scaled_dot_product_attention
 
     def spy(q, *rest, **options):
@@ -2058,8 +2077,11 @@ def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, tmp_path, monke
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     run_train("--dtype", dtype, "--steps", 2, "--out", tmp_path)
+    capsys.readouterr()
     assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == dtype
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    assert_refused(lambda: run_train("--dtype", other, "--steps", 2, "--out", tmp_path, "--resume"), capsys, f"dtype: {dtype!r} there, {other!r} now")
     assert all(weight.dtype == torch.float32 for weight in torch.load(tmp_path / "ckpt.pt", weights_only=True)["model"].values())
 
 
@@ -2155,12 +2177,12 @@ def test_run_names_tell_runs_apart():
     task = make_task("copy")
     names = set()
     for more in ([], ["--seed", "1"], ["--canon", "abcd"], ["--canon", "abcd", "--canon-silu"], ["--lr", "0.1"], ["--pos", "nope"],
-                 ["--n-layer", "2"], ["--canon-kernel", "3"], ["--mlp", "silu"]):  # fmt: skip
+                 ["--n-layer", "2"], ["--canon-kernel", "3"], ["--mlp", "silu"], ["--dtype", "bfloat16"]):  # fmt: skip
         args = train.parse_arguments(["--task", "copy", "--preset", "nano", *more])
         config = Config(vocab_size=9, block_size=9, n_layer=1, pos=args.pos, canon=args.canon)
         names.add(train.run_name(args, task, config))
     assert train.run_name(args, task, Config(vocab_size=9, block_size=9, canon="DcBa")).startswith("copy_nano_rope_abcd_")
-    assert len(names) == 9 and "copy_nano_rope_bare_s0" in names and all("/" not in name for name in names)
+    assert len(names) == 10 and "copy_nano_rope_bare_s0" in names and all("/" not in name for name in names)
 
 
 def fake_run(folder, seed, scores, final=True, K=2, **model):
@@ -2186,6 +2208,8 @@ def test_plot_reads_groups_and_draws(tmp_path):
     assert [run["seconds"] for run in runs] == [3.0, 3.0, None] and runs[0]["tokens_per_s"] == 7
     groups = plot.models(runs)
     assert {name: len(members) for name, members in groups.items()} == {"RoPE": 2, "RoPE + Canon-ABCD (act)": 1}
+    assert list(plot.models([runs[0], runs[1] | {"dtype": "bfloat16"}])) == ["RoPE, dtype=float32", "RoPE, dtype=bfloat16"]
+    assert "| RoPE | 1 |" in plot.table([runs[0], runs[0] | {"date": "later"}])  # the same seed again
     steps, mean, low, high = plot.curve(groups["RoPE"], "k=1")
     assert steps == [10, 20] and np.allclose(mean, [0.3, 0.6]) and np.allclose(low, [0.2, 0.4]) and np.allclose(high, [0.4, 0.8])
     assert len(plot.read_all([tmp_path / "a0", tmp_path / "a0"])) == 1

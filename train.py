@@ -125,7 +125,7 @@ def parse_arguments(argv):
 
     add = parser.add_argument_group("run").add_argument
     add("--device", help="cuda, mps or cpu (default: the first of these that is there)")
-    add("--dtype", help="of matrix products: bfloat16 (default on GPUs that have it: NVIDIA's since Ampere) or float32 (default elsewhere)")
+    add("--dtype", help="bfloat16: autocast (default on GPUs that have it: NVIDIA's since Ampere); float32 (default elsewhere)")
     add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: yes on CUDA, and on a CPU with PyTorch 2.7 and a C++ compiler)")
     add("--workers", type=int, help="processes that generate data (default: 4 on CUDA, else 0, which is in this process)")
     add("--eval-every", type=int, metavar="STEPS", help="score, and save, every so many steps (default: 20 times a run)")
@@ -140,7 +140,6 @@ def parse_arguments(argv):
     if args.task is None:
         fail(f"--task is missing: one of {', '.join([*PRESETS, *ALIASES])}; or --sweep")
     args.device = choose_device(args.device)
-    args.dtype = choose_dtype(args.dtype, args.device)
     args.preset = args.preset or ("small" if args.device == "cuda" else "nano")
     return args
 
@@ -164,9 +163,9 @@ def choose_device(wanted):
 
 
 def choose_dtype(wanted, device):
-    """bfloat16 on an NVIDIA GPU that has instructions for it. A T4 or V100 has none, and torch.compile refuses to make do without."""
-    slow = device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    allowed = ("float32",) if slow else ("float32", "bfloat16")
+    """bfloat16 on a GPU that has instructions for it. On one without (T4, V100) PyTorch emulates it slowly, and does not compile."""
+    emulated = device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    allowed = ("float32",) if emulated else ("float32", "bfloat16")
     if wanted is None:
         return allowed[-1] if device == "cuda" else "float32"
     if wanted not in allowed:
@@ -208,11 +207,11 @@ def given(args, *fields):
 def run_name(args, task, config):
     """Task, preset, the model's choices, whatever else the command line sets, and the seed."""
     mixer = config.mixer if config.mixer != "attention" else ""
-    pos = config.pos if "attention" in config.mixer else ""
+    pos = config.pos if config.attends else ""
     parts = [task.name, args.preset, mixer, pos, config.canon or "bare"]
     default = parse_arguments(["--task", args.task])
     named = ("task", "preset", "mixer", "pos", "canon", "seed")
-    technical = ("device", "dtype", "compile", "workers", "eval_every", "eval_size", "out", "resume")
+    technical = ("device", "compile", "workers", "eval_every", "eval_size", "out", "resume")
     for field, value in vars(args).items():
         if field not in named + technical and value != getattr(default, field):
             value = "-".join(map(str, value)) if isinstance(value, list) else value
@@ -370,9 +369,10 @@ def prepare(argv):
         fail(error)
     if args.steps is not None and args.exposures is not None:
         fail(f"steps = {args.steps}: follows from exposures = {args.exposures}; give one of them")
-    if args.n_head is not None and "attention" not in config.mixer:
+    if args.n_head is not None and not config.attends:
         fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
     args.out = args.out or Path("out") / run_name(args, task, config)
+    args.dtype = choose_dtype(args.dtype, args.device)
     if not_a_folder := next((path for path in (args.out, *args.out.parents) if path.exists() and not path.is_dir()), None):
         fail(f"--out {args.out}: {not_a_folder} is not a folder")
     return args, task, config, training
@@ -380,11 +380,12 @@ def prepare(argv):
 
 def recipe_of(args, task, config, training):
     """What makes a run what it is, and what --resume must find again."""
-    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "seed": args.seed, "eval_size": args.eval_size}
+    recipe = {"task": task.settings, "model": dataclasses.asdict(config), "training": training, "dtype": args.dtype,
+              "seed": args.seed, "eval_size": args.eval_size}  # fmt: skip
     return json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
 
 
-def train(argv):
+def train(argv, program):
     args, task, config, training = prepare(argv)
     device = args.device
     if WORLD > 1 and device == "cuda":
@@ -437,18 +438,18 @@ def train(argv):
     else:
         about = {
             "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
-            "command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
-            "device": device_name(device), "dtype": args.dtype,
+            "command": " ".join(["python", Path(program).name, *argv]), "date": time.strftime("%Y-%m-%d"),
+            "device": device_name(device),
             "processes": WORLD, "compiled": compiled, "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         }  # fmt: skip
         write_atomically(out / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
 
     counts = model.parameter_counts()
-    pos = f", {config.pos}" if "attention" in config.mixer else ""
+    pos = f", {config.pos}" if config.attends else ""
     print(f"{task.name} ({args.preset}), {config.mixer}{pos}, canon {config.canon or 'none'}: {config.n_layer} layers, "
           f"{config.d_model} dims, {counts['total']:,} parameters (embeddings {counts['embeddings']:,}, Canon {counts['canon']:,})")  # fmt: skip
-    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device} in {args.dtype}{', compiled' if compiled else ''}; "
-          f"results in {out}")
+    print(f"{training['steps']:,} steps of {training['batch_size']} x {task.block_size} tokens on {device} in {args.dtype}"
+          f"{', compiled' if compiled else ''}; results in {out}")
 
     def save(step):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "recipe": recipe,
@@ -604,7 +605,7 @@ def sweep_runs(name, seeds, rest):
     return runs
 
 
-def run_sweep(argv):
+def run_sweep(argv, program):
     """Train what is missing of a sweep, some runs at a time. Ends the program with status 1 if one of them fails."""
     parser = Parser(add_help=False, allow_abbrev=False)
     add_sweep_flags(parser)
@@ -617,7 +618,7 @@ def run_sweep(argv):
         fail("--sweep starts its processes itself: python, not torchrun")
     runs = sweep_runs(sweep.sweep, sweep.seeds, rest)
     if sweep.dry_run:
-        print("\n".join(f"python train.py {shlex.join(command)}" for command, _ in runs))
+        print("\n".join(f"python {Path(program).name} {shlex.join(command)}" for command, _ in runs))
         return
     first = runs[0][1][0]
     jobs = sweep.jobs or (os.cpu_count() if first.device == "cpu" else 1)
@@ -638,7 +639,7 @@ def run_sweep(argv):
                     command, out = waiting.pop(0)
                     resume = ["--resume"] * (out / "ckpt.pt").exists()
                     errors = tempfile.TemporaryFile("w+")
-                    process = subprocess.Popen([sys.executable, __file__, *command, *resume], stdout=subprocess.DEVNULL, stderr=errors,
+                    process = subprocess.Popen([sys.executable, program, *command, *resume], stdout=subprocess.DEVNULL, stderr=errors,
                                                env=environment, start_new_session=True)  # Ctrl-C goes through us  # fmt: skip
                     going.append((process, out, errors))
                 time.sleep(1)
@@ -672,12 +673,13 @@ def run_sweep(argv):
     print(f"python plot.py --sweep {sweep.sweep} --preset {first.preset} draws it (python plot.py out/* with flags of your own)")
 
 
-def main(argv=None):
+def main(argv=None, program=__file__):
+    """program: the script that the command line is for, if one of your own adds to this one."""
     argv = sys.argv[1:] if argv is None else argv
     if any(word.split("=")[0] == "--sweep" for word in argv):
-        run_sweep(argv)
+        run_sweep(argv, program)
     else:
-        train(argv)
+        train(argv, program)
 
 
 if __name__ == "__main__":
