@@ -573,6 +573,11 @@ def can_compile_on_cpu():
     return torch.__version__ >= (2, 7) and os.path.exists(header) and any(map(shutil.which, compilers))
 
 
+def gpu_has_bfloat16():
+    """Whether the GPU has instructions for it, as NVIDIA's have since Ampere. Without (T4, V100) PyTorch emulates it slowly, and does not compile."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def value_and_grads(conv, x, weight, dy, *options):
     """(y, dx, dw) of one implementation, as float64."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
@@ -698,8 +703,7 @@ def main(argv=None):
     if device == "cuda":  # the widths of Canon A/C, B and D in a 768-wide model; then as many tokens in shorter and longer sequences
         shapes = [(16, 2048, 768, None), (16, 2048, 2304, None), (16, 2048, 4096, None), (16, 2048, 4096, "swiglu")]
         shapes += [(2**15 // T, T, 2304, None) for T in (1, 16, 256, 2**14)]
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        times = benchmark(device, shapes, torch.bfloat16 if has_bfloat16 else torch.float16)
+        times = benchmark(device, shapes, torch.bfloat16 if gpu_has_bfloat16() else torch.float16)
     else:
         shapes = ((64, 64, 64, None), (64, 64, 192, None), (64, 64, 336, None), (64, 64, 336, "swiglu"))
         times = benchmark(device, shapes, torch.float32)

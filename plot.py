@@ -82,7 +82,8 @@ MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
 
 def model_label(model):
     """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
-    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its name, and by its positions if it has any."""
+    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its name, and by its positions if
+    it has any."""
     mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])  # the first runs have null for false
     positions = POSITIONS[model["pos"]]
     own = "" if model["pos"] == "nope" else f"-{positions}"
@@ -107,7 +108,8 @@ def flatten(tree, path=""):
 def models(runs, but=()):
     """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
     seed and these fields."""
-    recipes = [flatten({**{key: run[key] for key in ("task", "model", "training")}, "dtype": run.get("dtype", "float32")}) for run in runs]
+    said = [{"dtype": "float32", **run} for run in runs]  # which the first runs do not say
+    recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in said]
     named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
     keys = set().union(*recipes) - named
     differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
@@ -116,6 +118,10 @@ def models(runs, but=()):
         extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
         groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
     return dict(sorted(groups.items(), key=lambda item: (family(item[0]), "(no conv)" not in item[0], len(item[0]), item[0])))
+
+
+def count_seeds(runs):
+    return len({run["seed"] for run in runs})
 
 
 def family(label):
@@ -153,7 +159,7 @@ def table(runs):
         values = {score: [end[score] for end in last if score in end] for score in scores}
         cells = [Over(values[score]).written(score) if values[score] else "" for score in scores]
         going = " (still training)" if any(run["seconds"] is None for run in members) else ""
-        rows.append(f"| {label}{going} | {len({run['seed'] for run in members})} | {' | '.join(cells)} |")
+        rows.append(f"| {label}{going} | {count_seeds(members)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -270,7 +276,7 @@ def draw_capacity(runs):
 
 def title(runs):
     """Task and preset, and what all runs have in common."""
-    counts = sorted({len({run["seed"] for run in members}) for members in models(runs).values()})
+    counts = sorted(set(map(count_seeds, models(runs).values())))
     seeds = f"{counts[0]} seed{'s' if counts[-1] > 1 else ''}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]} seeds"
     facts = shared(runs, "task", "N", "K", "L", "cfg") + shared(runs, "model", "n_layer", "d_model")
     return f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, seeds])}"
@@ -391,7 +397,8 @@ CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
 
 
 def runs_of(sweep, model, preset, runs):
-    """The finished runs of this model, one a seed: those with the same task, model and training as the sweep's command line has."""
+    """The finished runs of this model, one a seed: those with the same task, model and training as the sweep's command line has,
+    whatever their dtype."""
     import train  # which needs PyTorch; the figures of folders and files do without
 
     def recipe(task, model, training, **other):

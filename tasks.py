@@ -252,11 +252,11 @@ class Copy(Task):
 #
 # The edges of a cycle in random order, then questions "who comes k after q?". The answer must begin right behind
 # <ans>, so all k hops happen inside the network: its depth is what is measured. Words of several tokens (Depo1: 1-2,
-# Depo2: 5-7) make "who follows" a matter of putting neighbouring tokens together. And every node stands in the list twice, once
-# before its successor and once before whichever edge comes next; words being of different lengths, only counting them from <bos> on
-# tells which is which. Loss on <ans> and the answer only.
-# Our choice: a <bos> opens each instance. Keep N > 2K, or the scores measure less than k hops: on a cycle of n nodes, k
-# hops forward are n - k hops backward, and attention follows edges backward as easily.
+# Depo2: 5-7) make "who follows" a matter of putting neighbouring tokens together. And every node stands in the list
+# twice, once before its successor and once before whichever edge comes next; words being of different lengths, only
+# counting them from <bos> on tells which is which. Loss on <ans> and the answer only. Our choice: a <bos> opens each
+# instance. Keep N > 2K, or the scores measure less than k hops: on a cycle of n nodes, k hops forward are n - k hops
+# backward, and attention follows edges backward as easily.
 # ------------------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from canon_gpt import MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config  # noqa: E402
-from kernels import can_compile_on_cpu, device_name  # noqa: E402
+from kernels import can_compile_on_cpu, device_name, gpu_has_bfloat16  # noqa: E402
 from tasks import ALIASES, GRAMMARS, PRESETS, make_task, written  # noqa: E402
 
 LOG_EVERY = 20  # steps
@@ -163,9 +163,8 @@ def choose_device(wanted):
 
 
 def choose_dtype(wanted, device):
-    """bfloat16 on a GPU that has instructions for it. On one without (T4, V100) PyTorch emulates it slowly, and does not compile."""
-    emulated = device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    allowed = ("float32",) if emulated else ("float32", "bfloat16")
+    """The one asked for, if it is no emulation; else bfloat16 on a GPU that has it, and float32 elsewhere."""
+    allowed = ("float32",) if device == "cuda" and not gpu_has_bfloat16() else ("float32", "bfloat16")
     if wanted is None:
         return allowed[-1] if device == "cuda" else "float32"
     if wanted not in allowed:
@@ -372,7 +371,7 @@ def prepare(argv):
     if args.n_head is not None and not config.attends:
         fail(f"n_head = {args.n_head}: mixer {config.mixer} has heads of its own; leave it out")
     args.out = args.out or Path("out") / run_name(args, task, config)
-    args.dtype = choose_dtype(args.dtype, args.device)
+    args.dtype = choose_dtype(args.dtype, args.device)  # only now: a name has it if the command line does
     if not_a_folder := next((path for path in (args.out, *args.out.parents) if path.exists() and not path.is_dir()), None):
         fail(f"--out {args.out}: {not_a_folder} is not a folder")
     return args, task, config, training
