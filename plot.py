@@ -64,12 +64,18 @@ def read_all(paths):
             found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
             if not all(NEEDED <= run.keys() for run in found):
                 raise KeyError
+            found = list(map(completed, found))
         except FileNotFoundError:  # an empty folder, or one whose run has not begun to log
             continue
         except (ValueError, KeyError, TypeError, AttributeError):
             fail(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
         runs += [run for run in found if run["evals"] and run not in runs]
     return runs
+
+
+def completed(run):
+    """The run with what the first ones leave out (dtype), or have as null (short_conv)."""
+    return {"dtype": "float32", **run, "model": {**run["model"], "short_conv": bool(run["model"]["short_conv"])}}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -84,7 +90,7 @@ def model_label(model):
     """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
     GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its name, and by its positions if
     it has any."""
-    mixers, canon, conv = model["mixer"].split(","), model["canon"], bool(model["short_conv"])  # the first runs have null for false
+    mixers, canon, conv = model["mixer"].split(","), model["canon"], model["short_conv"]
     positions = POSITIONS[model["pos"]]
     own = "" if model["pos"] == "nope" else f"-{positions}"
     name = "/".join(positions if mixer == "attention" else MIXERS.get(mixer, mixer + own) for mixer in mixers)
@@ -108,8 +114,7 @@ def flatten(tree, path=""):
 def models(runs, but=()):
     """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
     seed and these fields."""
-    said = [{"dtype": "float32", **run} for run in runs]  # which the first runs do not say
-    recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in said]
+    recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in runs]
     named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
     keys = set().union(*recipes) - named
     differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
@@ -402,7 +407,7 @@ def runs_of(sweep, model, preset, runs):
     import train  # which needs PyTorch; the figures of folders and files do without
 
     def recipe(task, model, training, **other):
-        return task, {**model, "short_conv": bool(model["short_conv"])}, training
+        return task, model, training
 
     prepared = train.prepare([*train.sweeps(preset)[sweep][model].split(), "--preset", preset])
     wanted = recipe(**train.recipe_of(*prepared))
