@@ -61,6 +61,7 @@ class Config:
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
     short_conv: bool | None = None  # all linear mixers' own; None: on if one is mamba2 or gdn, unless Canon-B takes its place
     tie_embeddings: bool = False
+    init_std: float = 0.02  # of the blocks' matrices; embedding and head have 0.02
 
     def __post_init__(self):
         def require(ok, field, allowed):
@@ -81,6 +82,7 @@ class Config:
         self.canon = "".join(sorted(letters))
         there = self.mlp != "none" or not set(letters) & set("cd")
         require(there, "canon", "points c and d belong to the MLP, so with mlp none allowed: a, b")
+        require(0 < self.init_std < math.inf, "init_std", "must be over 0")
         require(self.canon_kernel in (2, 3, 4), "canon_kernel", "allowed: 2, 3, 4")
         for field in ("canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
             require(letters or getattr(self, field) == getattr(Config, field), field, "means nothing without a Canon layer; leave it out")
@@ -135,7 +137,7 @@ class CausalConv(nn.Module):
 class Canon(CausalConv):
     """The Canon layer: with a residual and no activation, unless the configuration wants a variant.
 
-    The model-wide normal(0, 0.02) must not touch its weights: with weights so small, the layer is hardly more than its residual.
+    The model-wide initialisation must not touch its weights: with weights so small, the layer is hardly more than its residual.
     """
 
     def __init__(self, width, config):
@@ -699,9 +701,9 @@ class CanonGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, pattern[i % len(pattern)]) for i in range(config.n_layer))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():  # Canon is neither: it keeps its own initialisation
+        for name, module in self.named_modules():  # Canon is neither: it keeps its own initialisation
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=0.02 if name in ("embed", "head") else config.init_std)
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
         if config.tie_embeddings:

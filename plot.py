@@ -74,8 +74,9 @@ def read_all(paths):
 
 
 def completed(run):
-    """The run with what the first ones leave out (dtype), or have as null (short_conv)."""
-    return {"dtype": "float32", **run, "model": {**run["model"], "short_conv": bool(run["model"]["short_conv"])}}
+    """The run with what the first ones leave out (dtype, init_std), or have as null (short_conv)."""
+    model = {"init_std": 0.02, **run["model"], "short_conv": bool(run["model"]["short_conv"])}
+    return {"dtype": "float32", **run, "model": model}
 
 
 # ------------------------------------------------------------------------------------------------------------

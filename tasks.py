@@ -878,11 +878,11 @@ LARGE = dict(n_layer=12, n_head=12, d_model=768)
 
 PRESETS = {
     "copy": {
-        "nano": dict(N=64, block_size=129, model=dict(n_layer=1, n_head=2, d_model=16),
+        "nano": dict(N=64, block_size=129, model=dict(n_layer=1, n_head=2, d_model=16, init_std=0.113),
                      training=dict(ADAMW, steps=2000, batch_size=32, lr=1e-2, warmup=200)),
-        "small": dict(N=200, block_size=401, model=dict(n_layer=1, n_head=2, d_model=16),
+        "small": dict(N=200, block_size=401, model=dict(n_layer=1, n_head=2, d_model=16, init_std=0.113),
                       training=dict(ADAMW, steps=3000, batch_size=32, lr=1e-2)),
-        "paper": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
+        "paper": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16, init_std=0.113),
                       training=dict(ADAMW, steps=50_000, batch_size=32, lr=5e-3)),
     },
     "depo1": {

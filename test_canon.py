@@ -408,13 +408,14 @@ def test_mlp_variants():
 
 def test_initialisation():
     torch.manual_seed(1)
-    model = CanonGPT(Config(vocab_size=500, block_size=8, n_layer=2, n_head=8, d_model=512, canon="abcd"))
-    for module in model.modules():
-        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            n = module.weight.numel()
-            assert abs(module.weight.mean()) < 5 * 0.02 / n**0.5
-            assert abs(module.weight.std() / 0.02 - 1) < 5 / (2 * n) ** 0.5  # the spread of a standard deviation
-            assert module.weight.abs().max() > 3 * 0.02  # tails: not a uniform
+    for options, std in (({}, 0.02), ({"init_std": 0.1}, 0.1)):
+        model = CanonGPT(Config(vocab_size=500, block_size=8, n_layer=2, n_head=8, d_model=512, canon="abcd", **options))
+        for name, module in model.named_modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                n, s = module.weight.numel(), 0.02 if name in ("embed", "head") else std
+                assert abs(module.weight.mean()) < 5 * s / n**0.5
+                assert abs(module.weight.std() / s - 1) < 5 / (2 * n) ** 0.5  # the spread of a standard deviation
+                assert module.weight.abs().max() > 3 * s  # tails: not a uniform
     for K in (2, 3, 4):
         weight = Canon(20_000, Config(vocab_size=5, block_size=8, canon="a", canon_kernel=K)).weight
         bound = K**-0.5

@@ -110,6 +110,7 @@ def parse_arguments(argv):
     add("--canon-silu", action="store_true", help="SiLU after Canon's convolution")
     add("--canon-frozen", action="store_true", help="keep Canon's random initial weights")
     add("--tie-embeddings", action=argparse.BooleanOptionalAction, help="one matrix for embedding and head (default: for capo only)")
+    add("--init-std", type=float, help="standard deviation of the blocks' initial matrices (default: the paper's 0.02; copy's narrow models 0.113)")
     add("--n-layer", type=int, help="blocks")
     add("--n-head", type=int, help="heads of attention; the linear mixers have the paper's own")
     add("--d-model", type=int, help="width")
@@ -362,7 +363,7 @@ def prepare(argv):
             vocab_size=task.vocab_size, block_size=task.block_size, mixer=args.mixer, mlp=args.mlp, pos=args.pos,
             canon=args.canon, canon_kernel=args.canon_kernel, canon_residual=not args.canon_no_residual,
             canon_silu=args.canon_silu, canon_frozen=args.canon_frozen, short_conv=args.short_conv,
-            **{**task.model, **given(args, "n_layer", "n_head", "d_model", "tie_embeddings")},
+            **{**task.model, **given(args, "n_layer", "n_head", "d_model", "tie_embeddings", "init_std")},
         )  # fmt: skip
     except ValueError as error:
         fail(error)
