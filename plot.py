@@ -75,8 +75,9 @@ def read_all(paths):
 
 def completed(run):
     """The run with what the first ones leave out (dtype, init_std), or have as null (short_conv)."""
-    model = {"init_std": 0.02, **run["model"], "short_conv": bool(run["model"]["short_conv"])}
-    return {"dtype": "float32", **run, "model": model}
+    model = run["model"]
+    model = {**model, "short_conv": bool(model["short_conv"]), "init_std": model.get("init_std", 0.02)}
+    return {**run, "model": model, "dtype": run.get("dtype", "float32")}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -219,7 +220,8 @@ def draw(runs):
     groups = models(runs)
     scores = score_names(runs)
     styles = looks(list(groups))
-    bar_height = 0.5 + 0.28 * len(groups)
+    names = [label.replace(", ", ",\n", 1) if len(label) > 32 else label for label in groups]
+    bar_height = 0.5 + (0.4 if any("\n" in name for name in names) else 0.28) * len(groups)
     figure, axes = plt.subplots(
         2, len(scores), squeeze=False, layout="constrained",
         figsize=(2.2 + 2.7 * len(scores), 3.1 + bar_height), height_ratios=(2.6, bar_height),
@@ -249,8 +251,8 @@ def draw(runs):
             axis.grid(axis="both" if axis is top else "x", alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("score, %" if scores[0] not in NUMBERS else NUMBERS[scores[0]])
-    going = {label: any(run["seconds"] is None for run in members) for label, members in groups.items()}
-    axes[1, 0].set_yticks(range(len(groups)), [f"{label}\n(still training)" if going[label] else label for label in groups])
+    going = [any(run["seconds"] is None for run in members) for members in groups.values()]
+    axes[1, 0].set_yticks(range(len(groups)), [f"{name}\n(still training)" if on else name for name, on in zip(names, going)])
     for name, (colour, _) in zip(axes[1, 0].get_yticklabels(), styles):  # the names are the legend of both rows
         name.set(color=colour, weight="bold")
     figure.suptitle(title(runs), fontsize=12)

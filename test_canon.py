@@ -930,6 +930,7 @@ BAD_CONFIGS = (
     (dict(short_conv=True), "short_conv"), (dict(pos="alibi", mixer="gla"), "pos"), (dict(pos="rope4", mixer="gdn"), "pos"),
     (dict(d_model=36, mixer="gla"), "d_model"), (dict(d_model=36, mixer="mamba2"), "d_model"), (dict(d_model=36, mixer="gdn"), "d_model"),
     (dict(canon="abc", mlp="none"), "canon"),
+    (dict(init_std=0.0), "init_std"), (dict(init_std=-0.1), "init_std"), (dict(init_std=math.nan), "init_std"), (dict(init_std=math.inf), "init_std"),
 )  # fmt: skip
 
 
@@ -2010,7 +2011,7 @@ BAD_COMMANDS = (
     ["--N", "1"], ["--N", "50"], ["--K", "2"], ["--block-size", "9"], ["--task", "depo", "--N", "2"], ["--steps", "-5"], ["--steps", "0"],
     ["--lr", "-1"], ["--lr", "0"], ["--lr", "nan"], ["--batch-size", "0"], ["--warmup", "-1"], ["--weight-decay", "-0.1"], ["--seed", "-1"],
     ["--workers", "-1"], ["--eval-every", "0"], ["--eval-size", "0"], ["--schedule", "step"], ["--device", "abacus"], ["--resume"],
-    ["--dtype", "float16"],
+    ["--dtype", "float16"], ["--init-std", "0"],
     ["--steps", "many"], ["--cannon", "abcd"], ["--mixer", "gdn,conv"], ["--mixer", "gdn,attention"], ["--mixer", "gla", "--pos", "alibi"],
     ["--task", "mano", "--L", "0"], ["--L", "4"], ["--task", "lano", "--cfg", "cfg4"], ["--task", "lano", "--root", "30"], ["--cfg", "cfg3f"],
     ["--task", "capo", "--exposures", "0"], ["--task", "capo", "--exposures", "3"], ["--task", "brevo", "--V", "8"], ["--seed", str(2**63)],
@@ -2296,8 +2297,9 @@ def test_a_sweep_is_drawn(tmp_path, monkeypatch, capsys):
     assert drawn == ["depo1_nano_rope_abcd_s0", "depo1_nano_rope_bare_s0", "depo1_nano_rope_bare_s12"]
     assert (tmp_path / "out" / "depth_depo1_nano.png").exists() and "depth_depo1_nano.png\n\n| | seeds |" in capsys.readouterr().out
     drawn.clear()
-    plot.main(["--sweep", "copy", "--preset", "nano", str(HERE / "results" / "nano" / "runs.json"), "--out", "packed"])
-    assert sorted(drawn) == [f"copy_nano_rope_{canon}_s{seed}" for canon in ("abcd", "bare") for seed in range(3)]
+    packed = [str(HERE / "results" / name / "runs.json") for name in ("nano", "nope", "copy")]
+    plot.main(["--sweep", "depth", "--preset", "nano", *packed, "--out", "packed"])
+    assert sorted(drawn) == [f"depo1_nano_rope_{canon}_s{seed}" for canon in ("abcd", "bare") for seed in range(3)]
 
 
 @pytest.mark.parametrize("bad, words", [([], "--sweep"), (["--sweep", "no"], "'no': allowed: copy"), (["--preset", "nano", "--claims"], "preset = nano"),
@@ -2360,8 +2362,8 @@ def test_claims_find_their_runs_and_can_fail(number, preset):
 
 def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for run in plot.read_all([HERE / "results" / "nano" / "runs.json"]):
-        if run["task"]["name"] == "copy" and run["model"]["canon"]:
+    for run in plot.read_all([HERE / "results" / "copy" / "runs.json"]):
+        if run["model"]["canon"]:
             folder = tmp_path / "out" / run["run"]
             folder.mkdir(parents=True)
             log = [{"step": 1, "eval": {"sequences": 0.125, "tokens": 0.5}}, {"final": True, "seconds": 1.0}]
@@ -2373,7 +2375,7 @@ def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
 
 def test_table_of_claims(tmp_path, monkeypatch, capsys):
     """Of the shipped results: a row a claim at least, as it is printed and written."""
-    plot.main([*map(str, HERE.glob("results/nano/runs.json")), "--claims", "--out", str(tmp_path)])
+    plot.main([*map(str, HERE.glob("results/copy/runs.json")), "--claims", "--out", str(tmp_path)])
     text = (tmp_path / "claims.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert capsys.readouterr().out.rstrip() == text.rstrip() and len(rows) == 2 + len(plot.CLAIMS)

@@ -110,7 +110,7 @@ def parse_arguments(argv):
     add("--canon-silu", action="store_true", help="SiLU after Canon's convolution")
     add("--canon-frozen", action="store_true", help="keep Canon's random initial weights")
     add("--tie-embeddings", action=argparse.BooleanOptionalAction, help="one matrix for embedding and head (default: for capo only)")
-    add("--init-std", type=float, help="standard deviation of the blocks' initial matrices (default: the paper's 0.02; copy's narrow models 0.113)")
+    add("--init-std", type=float, help="standard deviation of the blocks' initial matrices (default: 0.02; copy's 16 dims have 0.113)")
     add("--n-layer", type=int, help="blocks")
     add("--n-head", type=int, help="heads of attention; the linear mixers have the paper's own")
     add("--d-model", type=int, help="width")
@@ -568,7 +568,7 @@ def sweeps(preset):
                 **{label: (f"--mixer {mixer}", mixer) for label, mixer in linear.items()}}  # fmt: skip
     return {
         "copy": {"RoPE": "--task copy", "RoPE + ABCD": "--task copy" + abcd, "RoPE, 2 layers": "--task copy --n-layer 2",
-                 "RoPE, 128 dims": "--task copy --d-model 128"},
+                 "RoPE, 128 dims": "--task copy --d-model 128 --lr 3e-3"},  # the preset's rate is for 16 dims, and too high for 128
         "depth": {"RoPE": depo, "RoPE + ABCD": depo + abcd},
         "nope": {"RoPE": depo, "RoPE + ABCD": depo + abcd, "RoPE(1/4) + ABCD": depo + " --pos rope4" + abcd, "NoPE": depo + " --pos nope",
                  "NoPE + ABCD": depo + " --pos nope" + abcd, "ALiBi": depo + " --pos alibi", "H-ALiBi": depo + " --pos halibi"},
