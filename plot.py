@@ -17,6 +17,7 @@ Reading order: 1 reading runs; 2 telling models apart, and their scores; 3 the f
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -220,8 +221,8 @@ def draw(runs):
     groups = models(runs)
     scores = score_names(runs)
     styles = looks(list(groups))
-    names = [label.replace(", ", ",\n", 1) if len(label) > 32 else label for label in groups]
-    bar_height = 0.5 + (0.4 if any("\n" in name for name in names) else 0.28) * len(groups)
+    names = [textwrap.fill(label, 30) for label in groups]
+    bar_height = 0.5 + (0.28 + 0.16 * max(name.count("\n") for name in names)) * len(groups)
     figure, axes = plt.subplots(
         2, len(scores), squeeze=False, layout="constrained",
         figsize=(2.2 + 2.7 * len(scores), 3.1 + bar_height), height_ratios=(2.6, bar_height),

@@ -872,18 +872,17 @@ class Capo(Task):
 # ------------------------------------------------------------------------------------------------------------
 
 ADAMW = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.03, warmup=1000, schedule="cosine")
-TINY = dict(n_layer=1, n_head=2, d_model=16, init_std=0.113)  # to 16 dims what 0.02 is to 512; with 0.02, copying takes longer to learn
 NANO = dict(n_layer=3, n_head=2, d_model=64)
 SMALL = dict(n_layer=6, n_head=6, d_model=384)
 LARGE = dict(n_layer=12, n_head=12, d_model=768)
 
 PRESETS = {
     "copy": {
-        "nano": dict(N=64, block_size=129, model=TINY,
+        "nano": dict(N=64, block_size=129, model=dict(n_layer=1, n_head=2, d_model=16),
                      training=dict(ADAMW, steps=2000, batch_size=32, lr=1e-2, warmup=200)),
-        "small": dict(N=200, block_size=401, model=TINY,
+        "small": dict(N=200, block_size=401, model=dict(n_layer=1, n_head=2, d_model=16),
                       training=dict(ADAMW, steps=3000, batch_size=32, lr=1e-2)),
-        "paper": dict(N=500, block_size=1024, model=TINY,
+        "paper": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
                       training=dict(ADAMW, steps=50_000, batch_size=32, lr=5e-3)),
     },
     "depo1": {

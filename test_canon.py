@@ -2167,7 +2167,7 @@ def test_every_sweep_is_of_different_valid_runs(name, preset):
     (["--sweep", "copy", "--jobs", "0"], ["jobs = 0"]), (["--sweep=copy", "--seed=1"], ["--seed", "its own"]),
     (["--sweep", "copy", "--out", "x"], ["--out", "its own"]), (["--sweep", "copy", "--lr", "-1"], ["lr = -1"]),
     (["--sweep", "depth", "--N", "100"], ["block_size = 52"]), (["--canon", "abcd"], ["--task", "--sweep"]),
-    (["--sweep", "copy", "--n-layer", "2"], ["--n-layer 2", "varies"]), (["--task", "copy", "--dry-run"], ["--dry-run", "--sweep"]),
+    (["--sweep", "depth", "--canon", "abcd"], ["--canon abcd", "varies"]), (["--task", "copy", "--dry-run"], ["--dry-run", "--sweep"]),
     (["--task", "copy", "--jobs", "2"], ["--jobs", "--sweep"])])  # fmt: skip
 def test_bad_sweeps_are_refused(bad, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -2362,8 +2362,8 @@ def test_claims_find_their_runs_and_can_fail(number, preset):
 
 def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for run in plot.read_all([HERE / "results" / "copy" / "runs.json"]):
-        if run["model"]["canon"]:
+    for run in plot.read_all([HERE / "results" / "nano" / "runs.json"]):
+        if run["task"]["name"] == "copy" and run["model"]["canon"]:
             folder = tmp_path / "out" / run["run"]
             folder.mkdir(parents=True)
             log = [{"step": 1, "eval": {"sequences": 0.125, "tokens": 0.5}}, {"final": True, "seconds": 1.0}]
@@ -2375,7 +2375,7 @@ def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
 
 def test_table_of_claims(tmp_path, monkeypatch, capsys):
     """Of the shipped results: a row a claim at least, as it is printed and written."""
-    plot.main([*map(str, HERE.glob("results/copy/runs.json")), "--claims", "--out", str(tmp_path)])
+    plot.main([str(HERE / "results" / "nano" / "runs.json"), "--claims", "--out", str(tmp_path)])
     text = (tmp_path / "claims.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert capsys.readouterr().out.rstrip() == text.rstrip() and len(rows) == 2 + len(plot.CLAIMS)
