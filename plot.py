@@ -119,6 +119,7 @@ def models(runs, but=()):
     seed and these fields."""
     recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in runs]
     named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
+    named |= {"model.vocab_size", "model.block_size"}  # the task's
     keys = set().union(*recipes) - named
     differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
     groups = {}
