@@ -110,7 +110,7 @@ def parse_arguments(argv):
     add("--canon-silu", action="store_true", help="SiLU after Canon's convolution")
     add("--canon-frozen", action="store_true", help="keep Canon's random initial weights")
     add("--tie-embeddings", action=argparse.BooleanOptionalAction, help="one matrix for embedding and head (default: for capo only)")
-    add("--init-std", type=float, help="standard deviation of the blocks' initial matrices (default 0.02)")
+    add("--init-std", type=float, help="standard deviation of the blocks' initial matrices (default 0.02, which embedding and head always have)")
     add("--n-layer", type=int, help="blocks")
     add("--n-head", type=int, help="heads of attention; the linear mixers have the paper's own")
     add("--d-model", type=int, help="width")
@@ -568,7 +568,7 @@ def sweeps(preset):
                 **{label: (f"--mixer {mixer}", mixer) for label, mixer in linear.items()}}  # fmt: skip
     return {
         "copy": {"RoPE": "--task copy", "RoPE + ABCD": "--task copy" + abcd,
-                 # from initial weights of 0.02, longer sequences take these two too long; and 128 dims want a rate below that of 16
+                 # the next two, from the usual initial weights, take too long at small; and 128 dims want a lower rate than 16
                  "RoPE, 2 layers": "--task copy --n-layer 2 --init-std 0.113",
                  "RoPE, 128 dims": "--task copy --d-model 128 --init-std 0.113 --lr 3e-3"},
         "depth": {"RoPE": depo, "RoPE + ABCD": depo + abcd},
