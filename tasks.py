@@ -212,8 +212,9 @@ def powers_of_two(most):
 #
 #     <bos> 4 3 1 2 <query> 4 3 1 2
 #
-# To copy, find the last token's first occurrence and take its right neighbour. Attention alone needs two layers, one to
-# tell each token who stands left of it, one to look that up, or a much wider one. A Canon layer does the first. Loss on the copy only.
+# To copy, find the last token's first occurrence and take its right neighbour. Attention alone needs two layers (or a
+# much wider one): the first tells each token who stands left of it, the next looks that up. A Canon layer does the first.
+# Loss on the copy only.
 # ------------------------------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,7 @@ def parse_arguments(argv):
     add = parser.add_argument_group("task").add_argument
     add("--task", help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
     add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU (default with one; only copy is measured yet); "
-        "paper: the paper's numbers. Sets everything below that is not given")  # fmt: skip
+        "paper: the paper's numbers. Sets the task, the model's size and the training, but for what is given")  # fmt: skip
     add("--N", type=int, help="size: numbers to copy, nodes of the largest cycle or graph, people")
     add("--K", type=int, help="depo: the most hops a question asks for")
     add("--V", type=int, help="depo, brevo2: words are spelled with tokens 1..V, and end with one of V+1..2V")
