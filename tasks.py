@@ -257,7 +257,7 @@ class Copy(Task):
 # twice, once before its successor and once before whichever edge comes next; words being of different lengths, only
 # counting them from <bos> on tells which is which. Loss on <ans> and the answer only. Our choice: a <bos> opens each
 # instance. Keep N > 2K, or the scores measure less than k hops: on a cycle of n nodes, k hops forward are n - k hops
-# backward, and attention follows edges backward as easily. And far above: cycles that small also hold up the training.
+# backward, and attention follows edges backward as easily.
 # ------------------------------------------------------------------------------------------------------------
 
 
