@@ -222,7 +222,7 @@ def draw(runs):
     groups = models(runs)
     scores = score_names(runs)
     styles = looks(list(groups))
-    names = [textwrap.fill(label, 30) for label in groups]
+    names = [textwrap.fill(label, 36, break_on_hyphens=False) for label in groups]
     bar_height = 0.5 + (0.28 + 0.16 * max(name.count("\n") for name in names)) * len(groups)
     figure, axes = plt.subplots(
         2, len(scores), squeeze=False, layout="constrained",
