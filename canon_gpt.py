@@ -701,9 +701,9 @@ class CanonGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, pattern[i % len(pattern)]) for i in range(config.n_layer))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for name, module in self.named_modules():  # Canon is neither: it keeps its own initialisation
+        for module in self.modules():  # Canon is neither: it keeps its own initialisation
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02 if name in ("embed", "head") else config.init_std)
+                nn.init.normal_(module.weight, std=0.02 if module in (self.embed, self.head) else config.init_std)
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
         if config.tie_embeddings:

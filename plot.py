@@ -16,6 +16,7 @@ Reading order: 1 reading runs; 2 telling models apart, and their scores; 3 the f
 
 import argparse
 import json
+import operator
 import sys
 import textwrap
 from pathlib import Path
@@ -119,8 +120,8 @@ def models(runs, but=()):
     seed and these fields."""
     recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in runs]
     named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
-    named |= {"model.vocab_size", "model.block_size"}  # the task's
-    keys = set().union(*recipes) - named
+    from_task = {"model.vocab_size", "model.block_size"}
+    keys = set().union(*recipes) - named - from_task
     differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
     groups = {}
     for run, recipe in zip(runs, recipes):
@@ -411,12 +412,10 @@ def runs_of(sweep, model, preset, runs):
     whatever their dtype."""
     import train  # which needs PyTorch; the figures of folders and files do without
 
-    def recipe(task, model, training, **other):
-        return task, model, training
-
+    recipe = operator.itemgetter("task", "model", "training")
     prepared = train.prepare([*train.sweeps(preset)[sweep][model].split(), "--preset", preset])
-    wanted = recipe(**train.recipe_of(*prepared))
-    return list({run["seed"]: run for run in runs if run["seconds"] is not None and recipe(**run) == wanted}.values())
+    wanted = recipe(train.recipe_of(*prepared))
+    return list({run["seed"]: run for run in runs if run["seconds"] is not None and recipe(run) == wanted}.values())
 
 
 def check(claim, runs):

@@ -2167,7 +2167,8 @@ def test_every_sweep_is_of_different_valid_runs(name, preset):
     (["--sweep", "copy", "--jobs", "0"], ["jobs = 0"]), (["--sweep=copy", "--seed=1"], ["--seed", "its own"]),
     (["--sweep", "copy", "--out", "x"], ["--out", "its own"]), (["--sweep", "copy", "--lr", "-1"], ["lr = -1"]),
     (["--sweep", "depth", "--N", "100"], ["block_size = 52"]), (["--canon", "abcd"], ["--task", "--sweep"]),
-    (["--sweep", "depth", "--canon", "abcd"], ["--canon abcd", "varies"]), (["--task", "copy", "--dry-run"], ["--dry-run", "--sweep"]),
+    (["--sweep", "copy", "--n-layer", "2"], ["--n-layer 2", "varies"]), (["--task", "copy", "--dry-run"], ["--dry-run", "--sweep"]),
+    (["--sweep", "copy", "--d-model", "64"], ["--d-model 64", "varies"]), (["--sweep", "depth", "--canon", "abcd"], ["--canon abcd", "varies"]),
     (["--task", "copy", "--jobs", "2"], ["--jobs", "--sweep"])])  # fmt: skip
 def test_bad_sweeps_are_refused(bad, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -2297,9 +2298,8 @@ def test_a_sweep_is_drawn(tmp_path, monkeypatch, capsys):
     assert drawn == ["depo1_nano_rope_abcd_s0", "depo1_nano_rope_bare_s0", "depo1_nano_rope_bare_s12"]
     assert (tmp_path / "out" / "depth_depo1_nano.png").exists() and "depth_depo1_nano.png\n\n| | seeds |" in capsys.readouterr().out
     drawn.clear()
-    packed = [str(HERE / "results" / name / "runs.json") for name in ("nano", "nope", "copy")]
-    plot.main(["--sweep", "depth", "--preset", "nano", *packed, "--out", "packed"])
-    assert sorted(drawn) == [f"depo1_nano_rope_{canon}_s{seed}" for canon in ("abcd", "bare") for seed in range(3)]
+    plot.main(["--sweep", "copy", "--preset", "nano", str(HERE / "results" / "nano" / "runs.json"), "--out", "packed"])
+    assert sorted(drawn) == [f"copy_nano_rope_{canon}_s{seed}" for canon in ("abcd", "bare") for seed in range(3)]
 
 
 @pytest.mark.parametrize("bad, words", [([], "--sweep"), (["--sweep", "no"], "'no': allowed: copy"), (["--preset", "nano", "--claims"], "preset = nano"),
@@ -2375,7 +2375,7 @@ def test_own_runs_count_before_the_shipped_ones(tmp_path, monkeypatch):
 
 def test_table_of_claims(tmp_path, monkeypatch, capsys):
     """Of the shipped results: a row a claim at least, as it is printed and written."""
-    plot.main([str(HERE / "results" / "nano" / "runs.json"), "--claims", "--out", str(tmp_path)])
+    plot.main([*map(str, HERE.glob("results/nano/runs.json")), "--claims", "--out", str(tmp_path)])
     text = (tmp_path / "claims.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert capsys.readouterr().out.rstrip() == text.rstrip() and len(rows) == 2 + len(plot.CLAIMS)

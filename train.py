@@ -602,7 +602,9 @@ def sweep_runs(name, seeds, rest):
     preset = parse_arguments(["--task", "copy", *rest]).preset
     commands = [[*line.split(), "--seed", str(seed), *rest] for seed in range(seeds) for line in sweeps(preset)[name].values()]
     runs = [(command, prepare(command)) for command in commands]
-    if len({prepared[0].out for _, prepared in runs}) < len(runs):
+    # of two models that differ only in how they start or are trained, a flag has undone what the sweep compares
+    compared = {(str(task.settings), str(dataclasses.replace(config, init_std=1)), args.seed) for _, (args, task, config, _) in runs}
+    if len(compared) < len(runs):
         fail(f"{' '.join(rest)}: sweep {name} varies this itself")
     return runs
 
