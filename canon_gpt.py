@@ -22,7 +22,8 @@ plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
 7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
 time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size). On a first reading
-skip 5 to 7: the Canon Transformer is in the others.
+skip 5 to 7: the Canon Transformer is in the others. Lines `# exercise` and `# end of exercise` stand around what test_canon.py
+leaves out when it makes an assignment.
 """
 
 import math
@@ -126,12 +127,14 @@ class CausalConv(nn.Module):
         self.residual, self.activation = residual, activation
 
     def forward(self, x, state=None):
+        # exercise 3
         tail = None
         if state is not None:  # streaming: the last K-1 inputs of the previous piece are still in view
             n = self.weight.shape[0] - 1
             tail = state[self] if self in state else x.new_zeros(x.shape[0], n, x.shape[2])
             state[self] = torch.cat([tail, x], dim=1)[:, -n:].clone()  # not a view, which would keep all of x alive
         return causal_conv(x, self.weight, self.residual, self.activation, tail)
+        # end of exercise
 
 
 class Canon(CausalConv):
@@ -203,10 +206,12 @@ def rotary_angles(positions, dims, base=10000.0):
 
 def rotate(x, cos, sin):
     """Turn the pairs (x_j, x_{j+R}), j < R, of x (B, T, H, K) by the angles of cos, sin (T, R); the other dims pass."""
+    # exercise 4
     R = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]  # (T, 1, R)
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
+    # end of exercise
 
 
 def distance_bias(pos, n_head, positions):
@@ -244,6 +249,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, x, rope=None, bias=None, state=None):
+        # exercise 5
         B, T, D = x.shape
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B before rotary, so that it mixes contents, not turned contents
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
@@ -261,6 +267,7 @@ class Attention(nn.Module):
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K), as a view: y comes in the same layout, and needs no copy below
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and T > 1)  # one query sees all
         return self.out(y.transpose(1, 2).reshape(B, T, D))
+        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -302,6 +309,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
     q, k, v, decay = (u.to(dtype) for u in (q, k, v, log_decay))
     decay = decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
+    # exercise 8
     S = v.new_zeros(B, H, k.shape[3], V) if state is None else state.to(dtype)
     o = []
     for t in range(T):
@@ -312,6 +320,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
             write = beta[:, t, :, None] * (write - (key * S).sum(-2))
         S = S + key * write[:, :, None]
         o.append((query * S).sum(-2))
+    # end of exercise
     return torch.stack(o, dim=1).to(given), S
 
 
@@ -369,6 +378,7 @@ def decayed_products(q, k, g):
 
     q, k (.., C, K); g (.., C, K) or (.., C, 1); C is a power of two.
     """
+    # exercise 9
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels stands outside the product
         return wide_product(q, k.mT) * spans(g[..., 0]).exp()
@@ -387,6 +397,7 @@ def decayed_products(q, k, g):
         A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
         size *= 2
     return A.squeeze(-3)
+    # end of exercise
 
 
 def scan(M, X, S):
@@ -396,6 +407,7 @@ def scan(M, X, S):
     state with half as many of them (recursively), then the states between. A loop over the chunks would be as right, but has N
     turns, which torch.compile writes out one by one; this has log2 N, each for many chunks at once.
     """
+    # exercise 10
     N = X.shape[2]
     if N == 0:
         return X, S
@@ -406,6 +418,7 @@ def scan(M, X, S):
         states = torch.cat([states, S[:, :, None].to(states.dtype)], dim=2)
         S = wide_product(M[:, :, -1], S) + X[:, :, -1]  # in a stream this is done at every token, and roundings would pile up
     return states, S
+    # end of exercise
 
 
 def diagonal_scan(g, X, S):
@@ -414,6 +427,7 @@ def diagonal_scan(g, X, S):
     S_n is the sum over m < n of X_m, faded by g_{m+1} + .. + g_{n-1}, one product by a matrix of decays; and of S, faded by all. As
     such a matrix is quadratic in the number of chunks, they are taken 32 at a time. S (B, H, K, V), or None for zeros.
     """
+    # exercise 9
     before = []
     for g_part, X_part in zip(g.split(32, dim=2), X.split(32, dim=2)):
         decays = spans(g_part.mT).exp()  # (B, H, K or 1, n, n)
@@ -425,6 +439,7 @@ def diagonal_scan(g, X, S):
         before.append(states)
         S = g_part[:, :, -1, :, None].exp() * states[:, :, -1] + X_part[:, :, -1]
     return torch.cat(before, dim=2), S
+    # end of exercise
 
 
 def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64):
@@ -453,9 +468,12 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     k_out = k * fade_out(g).exp()
     S = None if state is None else state.to(dtype)
     if beta is None:
+        # exercise 9: U; the states before the chunks; the last one
         U = v
         before, S = diagonal_scan(g.sum(-2), k_out.mT @ U, S)
+        # end of exercise
     else:
+        # exercise 10: U; the states before the chunks; the last one
         b = chunks(beta[..., None])
         bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
         R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)
@@ -465,7 +483,10 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
         S = v.new_zeros(B, H, k.shape[-1], V) if S is None else S
         before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, S)
         U = U0 - W @ before
+        # end of exercise
+    # exercise 9: o (B, H, N, C, V)
     o = (q * P) @ before + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
+    # end of exercise
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T].to(given), S
 
 
@@ -652,6 +673,7 @@ class MLP(nn.Module):
             self.canon.activation = "swiglu"
 
     def forward(self, x, state=None):
+        # exercise 6
         h = self.canon(self.up(x), state)
         if self.fused:
             return self.down(h)
@@ -659,6 +681,7 @@ class MLP(nn.Module):
             gate, up = h.chunk(2, dim=-1)
             return self.down(self.act(gate) * up)
         return self.down(self.act(h))
+        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -681,10 +704,12 @@ class Block(nn.Module):
             self.mlp = MLP(config, 12 - self.mixer.size)  # with Canon D inside
 
     def forward(self, x, rope=None, bias=None, state=None):
+        # exercise 6
         x = x + self.mixer(self.canon_a(self.norm1(x), state), rope, bias, state)
         if self.mlp is None:
             return x
         return x + self.mlp(self.canon_c(self.norm2(x), state), state)
+        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------

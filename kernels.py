@@ -19,6 +19,7 @@ Reading order:
   4. the kernels as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
   6. `python kernels.py` checks every form against float64 and times it beside a plain copy
+Lines `# exercise` and `# end of exercise` stand around what test_canon.py leaves out when it makes an assignment.
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
@@ -65,9 +66,11 @@ def causal_conv_reference(x, weight, residual=True, activation=None, tail=None):
     K, T = weight.shape[0], x.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight.to(dtype)
+    # exercise 1: z
     # past[:, K-1+t] is h_t, so the copy shifted by i starts at K-1-i
     past = F.pad(h, (0, 0, K - 1, 0)) if tail is None else torch.cat([tail.to(dtype), h], dim=1)
     z = sum(w[i] * past[:, K - 1 - i : K - 1 - i + T] for i in range(K))  # (B, T, D)
+    # end of exercise
     return finish(h, z, residual, activation).to(x.dtype)
 
 
@@ -106,6 +109,7 @@ def shifted(x, i):
 
 def shift_and_add(x, weight, sign):
     """sum_i w_i x_{t - sign i}; weight (K, D) with K <= T."""
+    # exercise 2
     if torch.compiler.is_compiling():
         return sum(w * shifted(x, sign * i) for i, w in enumerate(weight))
     y, T = x * weight[0], x.shape[1]
@@ -113,6 +117,7 @@ def shift_and_add(x, weight, sign):
         now, then = (y[:, i:], x[:, : T - i]) if sign > 0 else (y[:, : T - i], x[:, i:])
         now.addcmul_(then, weight[i])
     return y
+    # end of exercise
 
 
 class ShiftAndAdd(torch.autograd.Function):
@@ -127,6 +132,7 @@ class ShiftAndAdd(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
+        # exercise 2
         B, T, D = x.shape
         dx = shift_and_add(dy, weight, -1)
         if not ctx.needs_input_grad[1]:
@@ -140,6 +146,7 @@ class ShiftAndAdd(torch.autograd.Function):
             for i in range(len(weight)):
                 torch.sum(g[:, i:] * h[:, : T - i], dim=1, out=out[i])
         return dx, dw.sum(1)
+        # end of exercise
 
 
 def causal_conv_pytorch(x, weight, residual=True, activation=None):
@@ -241,22 +248,26 @@ if triton is not None:
 
     @inlined
     def convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3):
+        # exercise 12
         return (
             w0 * a + w1 * x1 + w2 * x2 + w3 * x3,
             w0 * b + w1 * a + w2 * x1 + w3 * x2,
             w0 * c + w1 * b + w2 * a + w3 * x1,
             w0 * d + w1 * c + w2 * b + w3 * a,
         )
+        # end of exercise
 
     @inlined
     def add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s):
         """dw_0 .. dw_3, each with what comes of the gradients p, q, r, s at rows a, b, c, d added."""
+        # exercise 13
         return (
             dw0 + p * a + q * b + r * c + s * d,
             dw1 + p * x1 + q * a + r * b + s * c,
             dw2 + p * x2 + q * x1 + r * a + s * b,
             dw3 + p * x3 + q * x2 + r * x1 + s * a,
         )
+        # end of exercise
 
     @inlined
     def silu(z):
@@ -300,6 +311,7 @@ if triton is not None:
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
         y_jump = tl.cast(T, tl.int64) * D
         x, y = at(x_ptr, first, n, x_jump, x_stride), at(y_ptr, first, n, y_jump, D)
+        # exercise 12
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, D)
         for _ in range(tl.minimum(length, N - first)):
             a, b, c, d = load_four(x, x_stride, t, T, cols, D)
@@ -312,6 +324,7 @@ if triton is not None:
             x3, x2, x1 = b, c, d
             x, y = after(x, t, n, x_jump, x_stride), after(y, t, n, y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
+        # end of exercise
 
     @triton.jit
     def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,
@@ -321,6 +334,7 @@ if triton is not None:
         w0, w1, w2, w3 = load_weights(w_ptr, D, cols, K, RESIDUAL and not SILU)
         y_jump = tl.cast(T, tl.int64) * D  # dy and dx are contiguous
         x, dy, dx = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, y_jump, D), at(dx_ptr, first, n, y_jump, D)
+        # exercise 13
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, D)
         g3, g2, g1 = load_three(dy, -3, D, t, T, cols, D)
         if SILU:
@@ -343,6 +357,7 @@ if triton is not None:
             x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, y_jump, D), after(dx, t, n, y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
         store_four(dw_ptr + walk.to(tl.int64) * K * D, 0, D, 0, K, cols, D, dw0, dw1, dw2, dw3)
+        # end of exercise
 
     # SwiGLU. x holds gate and up side by side, W channels each. Of gate the rows are x3, x2, x1, a, b, c, d, the weights w0 .. w3, what the
     # convolution gives and then its gradients p, q, r, s, of which g3, g2, g1 are kept. Of up these are u3, u2, u1, e, f, g, h; v0 .. v3; i,
@@ -357,6 +372,7 @@ if triton is not None:
         v0, v1, v2, v3 = load_weights(w_ptr, D, W + cols, K, RESIDUAL)
         y_jump = tl.cast(T, tl.int64) * W
         x, y = at(x_ptr, first, n, x_jump, x_stride), at(y_ptr, first, n, y_jump, W)
+        # exercise 12
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, W)
         u3, u2, u1 = load_three(x, -3, x_stride, t, T, W + cols, D)
         for _ in range(tl.minimum(length, N - first)):
@@ -369,6 +385,7 @@ if triton is not None:
             u3, u2, u1 = f, g, h
             x, y = after(x, t, n, x_jump, x_stride), after(y, t, n, y_jump, W)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
+        # end of exercise
 
     @triton.jit
     def swiglu_backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,
@@ -379,6 +396,7 @@ if triton is not None:
         v0, v1, v2, v3 = load_weights(w_ptr, D, W + cols, K, RESIDUAL)
         y_jump = tl.cast(T, tl.int64) * W
         x, dy, dx = at(x_ptr, first, n, x_jump, x_stride), at(dy_ptr, first, n, y_jump, W), at(dx_ptr, first, n, 2 * y_jump, D)
+        # exercise 13
         x6, x5, x4 = load_three(x, -6, x_stride, t, T, cols, W)
         x3, x2, x1 = load_three(x, -3, x_stride, t, T, cols, W)
         u6, u5, u4 = load_three(x, -6, x_stride, t, T, W + cols, D)
@@ -416,6 +434,7 @@ if triton is not None:
         line = dw_ptr + walk.to(tl.int64) * K * D
         store_four(line, 0, D, 0, K, cols, W, dw0, dw1, dw2, dw3)
         store_four(line, 0, D, 0, K, W + cols, D, dv0, dv1, dv2, dv3)
+        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------

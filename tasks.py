@@ -13,7 +13,8 @@ are generated as they are needed, by array operations for thousands of them at o
           owner + a random fraction then shuffles every graph's nodes at once.
 
 Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 Brevo; 5 Mano; 6 Lano; 7 Capo; 8 the presets and `make_task`;
-9 an example of each.
+9 an example of each. Lines `# exercise` and `# end of exercise` stand around what test_canon.py leaves out when it makes an
+assignment.
 """
 
 import functools
@@ -294,6 +295,7 @@ class Depo(Task):
         pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], self.bos, 2 + self.K)])
         bos, ans = len(owner), len(owner) + 1  # their rows in pieces, no tokens; <query_k> stands k rows behind <ans>
 
+        # exercise 7: order, the rows of `pieces` that the instances are made of; lengths, how many of each instance; and hop
         source = shuffle(rng, owner)  # the edges in random order
         target = first + (at + 1) % sizes[owner]
         asked = shuffle(rng, owner)[at < self.queries]  # distinct nodes to ask about
@@ -312,6 +314,7 @@ class Depo(Task):
         order[ask], order[ask + 1], order[ask + 2], order[ask + 3] = ans + k, asked, ans, answer
         hop = np.full(len(order), -1)
         hop[ask + 2], hop[ask + 3] = 0, k
+        # end of exercise
         return *spell(pieces, order, np.repeat(np.arange(count), lengths), count), hop
 
     def evaluate(self, model, seed, n):
@@ -662,6 +665,7 @@ class Grammar:
         """
         B, T = tokens.shape
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
+        # exercise 11
         yields = {v: torch.diag_embed(c * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}  # I_X, each (B, T + 1, T + 1)
         for symbol in list(self.rules)[:-1]:
             total = 0
@@ -686,6 +690,7 @@ class Grammar:
                 if symbol == self.root:
                     end = end + row
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
+        # end of exercise
 
 
 def band_product(left, right, first, second, rows=64):

@@ -2,8 +2,10 @@
 
 By file, from the inside out: 1 kernels.py, 2 canon_gpt.py, 3 tasks.py, 4 train.py and plot.py. Fast code is compared
 with slow code that is obviously right, written here again from the definitions; properties are tried on random shapes.
+Section 5 makes an assignment of the files: `python test_canon.py --help`.
 """
 
+import argparse
 import contextlib
 import functools
 import itertools
@@ -12,6 +14,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +110,15 @@ def test_convolution_equals_the_definition_in_float64(name, dtype, shape):
             for which, g, w in zip(("y", "dx", "dw"), got, want):
                 scale = w.abs().max().item() + 1
                 assert (g - w).abs().max().item() <= tolerance * scale, (which, K, residual, activation)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("residual, activation", OPTIONS)
+def test_convolution_forward_alone(name, residual, activation):
+    for K, shape in itertools.product((2, 3, 4), ((1, 1, 2), (2, 9, 40))):
+        x, weight, _ = conv_inputs(*shape, K, activation=activation)
+        want = kernels.causal_conv_reference(x, weight, residual, activation)
+        torch.testing.assert_close(getattr(kernels, name)(x, weight, residual, activation), want)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -389,6 +401,38 @@ def test_canon_points_are_where_the_paper_puts_them(pos, turned, residual, silu)
     x = x + (gate * torch.sigmoid(gate) * up) @ block.mlp.down.weight.T
     want = norm(model.norm, x) @ model.head.weight.T
     torch.testing.assert_close(model(tokens)[0], want, atol=1e-4, rtol=1e-4)  # the model's angles are float32
+
+
+@pytest.mark.parametrize("kernel", (2, 3, 4))
+def test_a_canon_layer_streams(kernel):
+    """By Eq. 4.1, one token after another; in pieces of any length; and memory does not grow."""
+    layer, x, state = Canon(6, Config(vocab_size=1, block_size=1, canon="a", canon_kernel=kernel)), torch.randn(2, 12, 6), {}
+    want = [x[:, t] + sum(layer.weight[i] * x[:, t - i] for i in range(min(kernel, t + 1))) for t in range(12)]
+    torch.testing.assert_close(layer(x), torch.stack(want, dim=1))
+    pieces = [layer(piece, state) for piece in x.split((1, 1, 5, 2, 3), dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), torch.stack(want, dim=1))
+    assert sum(u.untyped_storage().nbytes() for u in state.values()) == 4 * 2 * (kernel - 1) * 6
+
+
+def test_attention_is_a_mean_of_values():
+    """One head and one query at a time; then the same in a stream."""
+    layer = Attention(Config(vocab_size=1, block_size=9, n_head=2, d_model=8))
+    x, angles = torch.randn(3, 9, 8), rotary_angles(9, 4)
+    rope = angles.cos(), angles.sin()
+    q, k, v = layer.qkv(x).view(3, 9, 3, 2, 4).unbind(2)
+    for given in (None, rope):
+        Q, K = (u if given is None else rotate(u, *rope) for u in (q, k))
+        want = torch.empty(3, 9, 2, 4)
+        for b, t, h in itertools.product(range(3), range(9), range(2)):
+            weights = (K[b, : t + 1, h] @ Q[b, t, h] / 4**0.5).exp()
+            want[b, t, h] = weights @ v[b, : t + 1, h] / weights.sum()
+        want, state, at, pieces = layer.out(want.flatten(2)), {}, 0, []
+        torch.testing.assert_close(layer(x, given), want)
+        for piece in x.split((1, 4, 1, 3), dim=1):
+            there = None if given is None else tuple(u[at : at + piece.shape[1]] for u in rope)
+            pieces.append(layer(piece, there, state=state))
+            at += piece.shape[1]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), want)
 
 
 def test_mlp_variants():
@@ -2430,3 +2474,92 @@ def test_linear_mixers_with_canon_learn_to_copy(mixer, tmp_path):
     train.main(["--task", "copy", "--preset", "nano", "--N", "8", "--block-size", "17", "--d-model", "32", "--steps", "250", "--warmup", "50",
                 "--mixer", mixer, "--canon", "acd", "--device", DEVICE, "--no-compile", "--eval-every", "250", "--out", str(tmp_path / "run")])  # fmt: skip
     assert lines(tmp_path / "run")[-1]["eval"]["sequences"] > 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------
+# 5. The exercises
+#
+# In kernels.py, canon_gpt.py and tasks.py the solutions stand between lines "# exercise 3" and "# end of exercise". An assignment is the
+# repository without them. Every exercise builds on those before it only.
+# ------------------------------------------------------------------------------------------------------------
+
+EXERCISES = (  # what passes when it is solved, as `pytest -k` selects it; README.md says what is asked
+    "convolution_by_hand or definition and (gradcheck or streams)",
+    "causal_conv and gradcheck or causal_conv_pytorch and (forward_alone or equals or many_blocks)",
+    "canon_layer_streams",
+    "rotary_depends",
+    "attention_is_a_mean",
+    "canon_points_are or zero_weights or mlp_variants or (causality or streaming_equals) and (rope or nope)",
+    "depo_by or depo_order or depo_scores",
+    "recurrence_is",
+    "(chunked_equals or chunked_is_stable) and (gla or mamba2)",
+    "(chunked_equals or chunked_is_stable) and gdn or meet_where",
+    "lano_chart_equals or lano_long",
+    "forward_alone and triton",
+    "equals and causal_conv_triton or registered_properly",
+)
+SOLUTION = re.compile(r"^( *)# (exercise (\d+).*)\n(?:.*\n)*?\1# end of exercise\n", re.MULTILINE)
+
+
+def without_solutions(text, solved=0):
+    """The text of a file without the solutions of exercises beyond `solved`."""
+    blank = lambda block: block[0] if int(block[3]) <= solved else f'{block[1]}raise NotImplementedError("{block[2]}")\n'  # noqa: E731
+    return SOLUTION.sub(blank, text)
+
+
+def write_assignment(folder, solved=0):
+    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(".*", "out", "__pycache__"))
+    for name in ("kernels.py", "canon_gpt.py", "tasks.py"):
+        (folder / name).write_text(without_solutions((HERE / name).read_text(), solved))
+
+
+def test_exercises_pass_when_they_and_those_before_are_solved(tmp_path):
+    """After the seventh; by then a model trains on Depo."""
+    write_assignment(tmp_path / "assignment", 7)
+    for exercises, ends in ((EXERCISES[:7], "passed"), (EXERCISES[7:], "failed")):
+        selected = " or ".join(f"({tests})" for tests in exercises)
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=line", "-k", selected], cwd=tmp_path / "assignment",
+                              capture_output=True, text=True, timeout=300)  # fmt: skip
+        counts = Counter({word: int(number) for number, word in re.findall(r"(\d+) (\w+)", done.stdout.splitlines()[-1])})
+        assert counts[ends] >= len(exercises) and not {"passed", "failed", "error"} & {*counts} - {ends}, done.stdout
+
+
+def test_assignments_are_written_once_and_without_solutions(tmp_path, capsys):
+    folder = tmp_path / "new" / "assignment"
+    assert main(["--assignment", str(folder)]) == 0
+    asked = []
+    for name in ("kernels.py", "canon_gpt.py", "tasks.py"):
+        text, solved = (folder / name).read_text(), (HERE / name).read_text()
+        blanks = re.findall(r'^ +raise NotImplementedError\("exercise (\d+)\b.*"\)$', text, re.MULTILINE)
+        assert len(blanks) == solved.count("# exercise ") == solved.count("# end of exercise")
+        assert "of exercise" not in text and without_solutions(solved, len(EXERCISES)) == solved
+        asked += map(int, blanks)
+    assert {*asked} == {*range(1, len(EXERCISES) + 1)}
+    for bad in (["--assignment", str(folder)], [], ["0"], [str(len(EXERCISES) + 1)], ["1", "--assignment", str(tmp_path / "other")]):
+        with pytest.raises(SystemExit) as stop:
+            main(bad)
+        assert stop.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "other").exists()
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description="Makes an assignment of this repository, and tells whether it is solved; see README.md.")
+    parser.error = lambda message: parser.exit(2, f"test_canon.py: {message}\n")  # one line
+    parser.add_argument("exercise", nargs="?", type=int, help=f"run the tests of this exercise, 1 to {len(EXERCISES)}")
+    parser.add_argument("--assignment", type=Path, metavar="FOLDER", help="write the repository without the solutions to this new folder")
+    args = parser.parse_args(argv)
+    if (args.exercise is None) == (args.assignment is None):
+        parser.error("give the number of an exercise, or --assignment FOLDER")
+    if args.assignment is not None:
+        try:
+            write_assignment(args.assignment)
+        except OSError as error:
+            parser.error(f"assignment = {str(args.assignment)!r}: must be a new folder ({error})")
+        return 0
+    if not 1 <= args.exercise <= len(EXERCISES):
+        parser.error(f"exercise = {args.exercise}: allowed: 1 to {len(EXERCISES)}")
+    return pytest.main([__file__, "-x", "-q", "-k", EXERCISES[args.exercise - 1]])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
