@@ -2531,8 +2531,9 @@ def test_assignments_are_written_once_and_without_solutions(tmp_path, capsys):
     for name in ("kernels.py", "canon_gpt.py", "tasks.py"):
         text, solved = (folder / name).read_text(), (HERE / name).read_text()
         blanks = re.findall(r'^ +raise NotImplementedError\("exercise (\d+)\b.*"\)$', text, re.MULTILINE)
-        assert len(blanks) == solved.count("# exercise ") == solved.count("# end of exercise")
-        assert "of exercise" not in text and without_solutions(solved, len(EXERCISES)) == solved
+        starts, ends = (len(re.findall(f"^ +# {line}", solved, re.MULTILINE)) for line in (r"exercise \d+\b", "end of exercise$"))
+        assert len(blanks) == starts == ends and not re.search("^ +# (end of )?exercise", text, re.MULTILINE)
+        assert without_solutions(solved, len(EXERCISES)) == solved
         asked += map(int, blanks)
     assert {*asked} == {*range(1, len(EXERCISES) + 1)}
     for bad in (["--assignment", str(folder)], [], ["0"], [str(len(EXERCISES) + 1)], ["1", "--assignment", str(tmp_path / "other")]):
