@@ -2499,6 +2499,7 @@ EXERCISES = (  # what passes when it is solved, as `pytest -k` selects it; READM
     "equals and causal_conv_triton or registered_properly",
 )
 SOLUTION = re.compile(r"^( *)# (exercise (\d+).*)\n(?:.*\n)*?\1# end of exercise\n", re.MULTILINE)
+needs_solutions = pytest.mark.skipif(not SOLUTION.search((HERE / "kernels.py").read_text()), reason="this is an assignment")
 
 
 def without_solutions(text, solved=0):
@@ -2508,11 +2509,12 @@ def without_solutions(text, solved=0):
 
 
 def write_assignment(folder, solved=0):
-    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(".*", "out", "__pycache__"))
+    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(".[!g]*", ".git", "out", "__pycache__"))
     for name in ("kernels.py", "canon_gpt.py", "tasks.py"):
         (folder / name).write_text(without_solutions((HERE / name).read_text(), solved))
 
 
+@needs_solutions
 def test_exercises_pass_when_they_and_those_before_are_solved(tmp_path):
     """After the seventh; by then a model trains on Depo."""
     write_assignment(tmp_path / "assignment", 7)
@@ -2524,9 +2526,10 @@ def test_exercises_pass_when_they_and_those_before_are_solved(tmp_path):
         assert counts[ends] >= len(exercises) and not {"passed", "failed", "error"} & {*counts} - {ends}, done.stdout
 
 
+@needs_solutions
 def test_assignments_are_written_once_and_without_solutions(tmp_path, capsys):
     folder = tmp_path / "new" / "assignment"
-    assert main(["--assignment", str(folder)]) == 0
+    assert main(["--assignment", str(folder)]) == 0 and (folder / ".gitignore").exists() and not (folder / ".git").exists()
     asked = []
     for name in ("kernels.py", "canon_gpt.py", "tasks.py"):
         text, solved = (folder / name).read_text(), (HERE / name).read_text()
