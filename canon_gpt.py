@@ -22,8 +22,8 @@ plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
 7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
 time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size). On a first reading
-skip 5 to 7: the Canon Transformer is in the others. Lines `# exercise` and `# end of exercise` stand around what test_canon.py
-leaves out when it makes an assignment.
+skip 5 to 7: the Canon Transformer is in the others. Exercises are marked by their numbers
+(README.md, "As an assignment").
 """
 
 import math
@@ -127,9 +127,11 @@ class CausalConv(nn.Module):
         self.residual, self.activation = residual, activation
 
     def forward(self, x, state=None):
+        """state: None, or a dict that lives through a stream of pieces x. state[self], there from the first piece on, is (B, K-1, width):
+        the last inputs so far."""
         # exercise 3
         tail = None
-        if state is not None:  # streaming: the last K-1 inputs of the previous piece are still in view
+        if state is not None:  # the last K-1 inputs of the previous piece are still in view
             n = self.weight.shape[0] - 1
             tail = state[self] if self in state else x.new_zeros(x.shape[0], n, x.shape[2])
             state[self] = torch.cat([tail, x], dim=1)[:, -n:].clone()  # not a view, which would keep all of x alive
@@ -249,6 +251,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, x, rope=None, bias=None, state=None):
+        """x (B, T, D) -> (B, T, D). qkv holds the heads of q side by side, then those of k, then of v.
+
+        rope   None, or (cos, sin) for `rotate`
+        bias   None, or (H, T, S), what is added to the logits of T queries and S keys, -inf where a query must not look; without, it is
+               causal all the same. In a stream S counts what came before, too
+        state  None, or a stream's dict; state[self] is all keys and values so far, (B, S, H, K) each, the keys turned
+        """
         # exercise 5
         B, T, D = x.shape
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B before rotary, so that it mixes contents, not turned contents
@@ -341,7 +350,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 # With the steps as rows of matrices U, V, K_in (rows P_t k_t) and K_out (rows D_{t+1} .. D_C k_t), and b the diagonal
 # matrix of the b_t, this is (I + b L) U = b (V - K_in S), where L is strictly lower triangular. R = (I + b L)^-1 b comes from
-# a triangular system, for all chunks at once and before any S is known. It leaves (the "WY form")
+# a triangular system (`torch.linalg.solve_triangular`), for all chunks at once and before any S is known. It leaves (the "WY form")
 #
 #     U = U0 - W S         U0 = R V,  W = R K_in
 #     S' = P_C S + K_out^T U = (P_C - K_out^T W) S + K_out^T U0
@@ -378,14 +387,15 @@ def decayed_products(q, k, g):
 
     q, k (.., C, K); g (.., C, K) or (.., C, 1); C is a power of two.
     """
-    # exercise 9
-    C = q.shape[-2]
-    if g.shape[-1] == 1:  # one decay for all channels stands outside the product
-        return wide_product(q, k.mT) * spans(g[..., 0]).exp()
+    # One decay for all channels (.., C, 1) stands outside the product.
     # A decay for each channel must be split between q and k, at a point between s and t: then both parts are decays, and
     # neither overflows. No point serves all pairs; so start with blocks of one step, and join neighbours to blocks of 2, 4 .. C,
     # splitting the pairs from one to the other where the two meet:      A0    0
     #                                                                  across  A1
+    # exercise 9
+    C = q.shape[-2]
+    if g.shape[-1] == 1:
+        return wide_product(q, k.mT) * spans(g[..., 0]).exp()
     A = (q * k).sum(-1).expand(g.shape[:-1])[..., None, None]  # (.., C, 1, 1): a step and itself
     size = 1
     while size < C:
@@ -404,7 +414,7 @@ def scan(M, X, S):
     """The states of S_{n+1} = M_n S_n + X_n: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; M (B, H, N, K, K), X (B, H, N, K, V), S = S_0 (B, H, K, V).
 
     Two steps are one: S_2 = M_1 (M_0 S_0 + X_0) + X_1 = (M_1 M_0) S_0 + (M_1 X_0 + X_1). So pair the steps, find every other
-    state with half as many of them (recursively), then the states between. A loop over the chunks would be as right, but has N
+    state with half as many of them (recursively), then the states between; a last step without a partner comes after all. A loop over the chunks would be as right, but has N
     turns, which torch.compile writes out one by one; this has log2 N, each for many chunks at once.
     """
     # exercise 10
@@ -468,12 +478,12 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     k_out = k * fade_out(g).exp()
     S = None if state is None else state.to(dtype)
     if beta is None:
-        # exercise 9: U; the states before the chunks; the last one
+        # exercise 9: U; before (B, H, N, K, V), the states before the chunks; S, the last one
         U = v
         before, S = diagonal_scan(g.sum(-2), k_out.mT @ U, S)
         # end of exercise
     else:
-        # exercise 10: U; the states before the chunks; the last one
+        # exercise 10: U; before; S
         b = chunks(beta[..., None])
         bL = b * decayed_products(k, k, g)  # the solver reads only what is below the diagonal, and takes ones on it
         R = torch.linalg.solve_triangular(bL, torch.diag_embed(b[..., 0]), upper=False, unitriangular=True)

@@ -19,7 +19,7 @@ Reading order:
   4. the kernels as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
   6. `python kernels.py` checks every form against float64 and times it beside a plain copy
-Lines `# exercise` and `# end of exercise` stand around what test_canon.py leaves out when it makes an assignment.
+Exercises are marked by their numbers (README.md, "As an assignment").
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
@@ -109,9 +109,9 @@ def shifted(x, i):
 
 def shift_and_add(x, weight, sign):
     """sum_i w_i x_{t - sign i}; weight (K, D) with K <= T."""
-    # exercise 2
     if torch.compiler.is_compiling():
         return sum(w * shifted(x, sign * i) for i, w in enumerate(weight))
+    # exercise 2: the same in place
     y, T = x * weight[0], x.shape[1]
     for i in range(1, len(weight)):
         now, then = (y[:, i:], x[:, : T - i]) if sign > 0 else (y[:, : T - i], x[:, i:])
@@ -176,7 +176,7 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 # Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups, so that three to six rows behind its end are not there,
 # and count as zeros. So when a walk comes to the next sequence, the three rows that it keeps are zeros, as they have to be before
 # its first token; only the pointer and the time t jump. The batch has N = B n groups. A walk is `length` of them (8, or backward 32;
-# fewer if that makes too few walks), and there is a program for every walk and strip. Only the three rows above a walk's start are
+# fewer if that makes too few walks; the last may be shorter), and there is a program for every walk and strip. Only the three rows above a walk's start are
 # fetched twice (six backward, if there is an activation).
 #
 # The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart (x.stride(1) and x.stride(0)); channels
@@ -248,6 +248,7 @@ if triton is not None:
 
     @inlined
     def convolve(x3, x2, x1, a, b, c, d, w0, w1, w2, w3):
+        """y_a, y_b, y_c, y_d."""
         # exercise 12
         return (
             w0 * a + w1 * x1 + w2 * x2 + w3 * x3,
@@ -356,8 +357,8 @@ if triton is not None:
             g3, g2, g1 = q, r, s
             x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, y_jump, D), after(dx, t, n, y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
-        store_four(dw_ptr + walk.to(tl.int64) * K * D, 0, D, 0, K, cols, D, dw0, dw1, dw2, dw3)
         # end of exercise
+        store_four(dw_ptr + walk.to(tl.int64) * K * D, 0, D, 0, K, cols, D, dw0, dw1, dw2, dw3)  # as the rows of a sequence of K
 
     # SwiGLU. x holds gate and up side by side, W channels each. Of gate the rows are x3, x2, x1, a, b, c, d, the weights w0 .. w3, what the
     # convolution gives and then its gradients p, q, r, s, of which g3, g2, g1 are kept. Of up these are u3, u2, u1, e, f, g, h; v0 .. v3; i,
@@ -431,10 +432,10 @@ if triton is not None:
             h3, h2, h1 = j, k, l
             x, dy, dx = after(x, t, n, x_jump, x_stride), after(dy, t, n, y_jump, W), after(dx, t, n, 2 * y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
+        # end of exercise
         line = dw_ptr + walk.to(tl.int64) * K * D
         store_four(line, 0, D, 0, K, cols, W, dw0, dw1, dw2, dw3)
         store_four(line, 0, D, 0, K, W + cols, D, dv0, dv1, dv2, dv3)
-        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ are generated as they are needed, by array operations for thousands of them at o
           owner + a random fraction then shuffles every graph's nodes at once.
 
 Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 Brevo; 5 Mano; 6 Lano; 7 Capo; 8 the presets and `make_task`;
-9 an example of each. Lines `# exercise` and `# end of exercise` stand around what test_canon.py leaves out when it makes an
-assignment.
+9 an example of each. Exercises are marked by their numbers (README.md, "As an assignment").
 """
 
 import functools
@@ -252,7 +251,7 @@ class Copy(Task):
 #
 #     <bos> c a  b d  d c  a b  <query_2> b <ans> c  <query_1> c <ans> a           the cycle a -> b -> d -> c -> a
 #
-# The edges of a cycle in random order, then questions "who comes k after q?". The answer must begin right behind
+# The edges of a cycle in random order, then questions "who comes k after q?", each about another q. The answer must begin right behind
 # <ans>, so all k hops happen inside the network: its depth is what is measured. Words of several tokens (Depo1: 1-2,
 # Depo2: 5-7) make "who follows" a matter of putting neighbouring tokens together. And every node stands in the list
 # twice, once before its successor and once before whichever edge comes next; words being of different lengths, only
@@ -284,7 +283,7 @@ class Depo(Task):
         return tokens, hop[of] >= 0, lengths
 
     def instances(self, rng, sizes, k):
-        """Instances of the given sizes; k: the hops of all their queries.
+        """Instances of the given sizes; k: the hops of all their queries, instance by instance.
 
         Returns the three results of `spell`, and for each piece written its `hop`: k for an answer that is k hops from
         its question, 0 for <ans>, -1 for what is no target.
@@ -293,7 +292,7 @@ class Depo(Task):
         owner, at = ragged(sizes)  # the nodes of all cycles, in cycle order
         first = (np.cumsum(sizes) - sizes)[owner]
         pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], self.bos, 2 + self.K)])
-        bos, ans = len(owner), len(owner) + 1  # their rows in pieces, no tokens; <query_k> stands k rows behind <ans>
+        bos, ans = len(owner), len(owner) + 1  # numbers of rows in pieces, not tokens; <query_k> stands k rows behind <ans>
 
         # exercise 7: order, the rows of `pieces` that the instances are made of; lengths, how many of each instance; and hop
         source = shuffle(rng, owner)  # the edges in random order
@@ -665,6 +664,10 @@ class Grammar:
         """
         B, T = tokens.shape
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
+        # Up: the matrices I_X of the tokens, then level by level those of the symbols below the root, by `band_product`, as a yield
+        # of X has at most self.longest[X] tokens. Down: the root must begin at 0, so from here one row of each matrix will do:
+        # starts[X][t] = P(the first t tokens are right, and an X begins there). The first part of a rule begins where its symbol does,
+        # the next where that ends.
         # exercise 11
         yields = {v: torch.diag_embed(c * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}  # I_X, each (B, T + 1, T + 1)
         for symbol in list(self.rules)[:-1]:
@@ -676,8 +679,6 @@ class Grammar:
                     length += self.longest[part]
                 total = total + product
             yields[symbol] = total / len(self.rules[symbol])
-        # The root must begin at 0, so from here one row of each matrix will do: starts[X][t] = P(the first t tokens are
-        # right, and an X begins there). Going down, the first part of a rule begins where its symbol does, the next where that ends.
         starts = {symbol: tokens.new_zeros(B, 1, T + 1, dtype=dtype) for symbol in [*yields, self.root]}
         starts[self.root][..., 0] = 1
         end = 0
