@@ -22,8 +22,7 @@ plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
 7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
 time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size). On a first reading
-skip 5 to 7: the Canon Transformer is in the others. Exercises are marked by their numbers
-(README.md, "As an assignment").
+skip 5 to 7: the Canon Transformer is in the others. Exercises are marked by their numbers (README.md, "As an assignment").
 """
 
 import math
@@ -414,8 +413,9 @@ def scan(M, X, S):
     """The states of S_{n+1} = M_n S_n + X_n: S_0 .. S_{N-1} (B, H, N, K, V), and S_N; M (B, H, N, K, K), X (B, H, N, K, V), S = S_0 (B, H, K, V).
 
     Two steps are one: S_2 = M_1 (M_0 S_0 + X_0) + X_1 = (M_1 M_0) S_0 + (M_1 X_0 + X_1). So pair the steps, find every other
-    state with half as many of them (recursively), then the states between; a last step without a partner comes after all. A loop over the chunks would be as right, but has N
-    turns, which torch.compile writes out one by one; this has log2 N, each for many chunks at once.
+    state with half as many of them (recursively), then the states between; a last step without a partner comes after all. A loop over
+    the chunks would be as right, but has N turns, which torch.compile writes out one by one; this has log2 N, each for many chunks
+    at once.
     """
     # exercise 10
     N = X.shape[2]

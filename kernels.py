@@ -176,8 +176,8 @@ def causal_conv_pytorch(x, weight, residual=True, activation=None):
 # Four such rows are a group. A sequence of T tokens has n = ceil((T + 3) / 4) groups, so that three to six rows behind its end are not there,
 # and count as zeros. So when a walk comes to the next sequence, the three rows that it keeps are zeros, as they have to be before
 # its first token; only the pointer and the time t jump. The batch has N = B n groups. A walk is `length` of them (8, or backward 32;
-# fewer if that makes too few walks; the last may be shorter), and there is a program for every walk and strip. Only the three rows above a walk's start are
-# fetched twice (six backward, if there is an activation).
+# fewer if that makes too few walks, and in the last walk), and there is a program for every walk and strip. Only the three rows above a
+# walk's start are fetched twice (six backward, if there is an activation).
 #
 # The pointers. In a sequence, row t lies t * stride behind row 0; sequences lie `jump` apart (x.stride(1) and x.stride(0)); channels
 # lie side by side. So with cols a vector of channels, ptr + i * stride + cols is a vector of addresses, those of row i as seen from
