@@ -22,7 +22,7 @@ plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
 7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
 time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size). On a first reading
-skip 5 to 7: the Canon Transformer is in the others. Exercises are marked by their numbers (README.md, "As an assignment").
+skip 5 to 7: the Canon Transformer is in the others. Marks such as `# exercise 3` are for those who make an assignment of it (README.md).
 """
 
 import math
@@ -135,7 +135,6 @@ class CausalConv(nn.Module):
             tail = state[self] if self in state else x.new_zeros(x.shape[0], n, x.shape[2])
             state[self] = torch.cat([tail, x], dim=1)[:, -n:].clone()  # not a view, which would keep all of x alive
         return causal_conv(x, self.weight, self.residual, self.activation, tail)
-        # end of exercise
 
 
 class Canon(CausalConv):
@@ -212,7 +211,6 @@ def rotate(x, cos, sin):
     cos, sin = cos[:, None], sin[:, None]  # (T, 1, R)
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
-    # end of exercise
 
 
 def distance_bias(pos, n_head, positions):
@@ -275,7 +273,6 @@ class Attention(nn.Module):
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K), as a view: y comes in the same layout, and needs no copy below
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and T > 1)  # one query sees all
         return self.out(y.transpose(1, 2).reshape(B, T, D))
-        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -328,7 +325,6 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
             write = beta[:, t, :, None] * (write - (key * S).sum(-2))
         S = S + key * write[:, :, None]
         o.append((query * S).sum(-2))
-    # end of exercise
     return torch.stack(o, dim=1).to(given), S
 
 
@@ -406,7 +402,6 @@ def decayed_products(q, k, g):
         A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
         size *= 2
     return A.squeeze(-3)
-    # end of exercise
 
 
 def scan(M, X, S):
@@ -428,7 +423,6 @@ def scan(M, X, S):
         states = torch.cat([states, S[:, :, None].to(states.dtype)], dim=2)
         S = wide_product(M[:, :, -1], S) + X[:, :, -1]  # in a stream this is done at every token, and roundings would pile up
     return states, S
-    # end of exercise
 
 
 def diagonal_scan(g, X, S):
@@ -449,7 +443,6 @@ def diagonal_scan(g, X, S):
         before.append(states)
         S = g_part[:, :, -1, :, None].exp() * states[:, :, -1] + X_part[:, :, -1]
     return torch.cat(before, dim=2), S
-    # end of exercise
 
 
 def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64):
@@ -481,7 +474,6 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
         # exercise 9: U; before (B, H, N, K, V), the states before the chunks; S, the last one
         U = v
         before, S = diagonal_scan(g.sum(-2), k_out.mT @ U, S)
-        # end of exercise
     else:
         # exercise 10: U; before; S
         b = chunks(beta[..., None])
@@ -493,7 +485,6 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
         S = v.new_zeros(B, H, k.shape[-1], V) if S is None else S
         before, S = scan(P_C - k_out.mT @ W, k_out.mT @ U0, S)
         U = U0 - W @ before
-        # end of exercise
     # exercise 9: o (B, H, N, C, V)
     o = (q * P) @ before + decayed_products(q, k, g) @ U  # what was there before the chunk, and what came in it
     # end of exercise
@@ -691,7 +682,6 @@ class MLP(nn.Module):
             gate, up = h.chunk(2, dim=-1)
             return self.down(self.act(gate) * up)
         return self.down(self.act(h))
-        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -719,7 +709,6 @@ class Block(nn.Module):
         if self.mlp is None:
             return x
         return x + self.mlp(self.canon_c(self.norm2(x), state), state)
-        # end of exercise
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ Reading order:
   4. the kernels as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
   6. `python kernels.py` checks every form against float64 and times it beside a plain copy
-Exercises are marked by their numbers (README.md, "As an assignment").
+Marks such as `# exercise 3` are for those who make an assignment of it (README.md).
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
@@ -111,13 +111,12 @@ def shift_and_add(x, weight, sign):
     """sum_i w_i x_{t - sign i}; weight (K, D) with K <= T."""
     if torch.compiler.is_compiling():
         return sum(w * shifted(x, sign * i) for i, w in enumerate(weight))
-    # exercise 2: the same in place
+    # exercise 2: in place, without shifted copies
     y, T = x * weight[0], x.shape[1]
     for i in range(1, len(weight)):
         now, then = (y[:, i:], x[:, : T - i]) if sign > 0 else (y[:, : T - i], x[:, i:])
         now.addcmul_(then, weight[i])
     return y
-    # end of exercise
 
 
 class ShiftAndAdd(torch.autograd.Function):
@@ -146,7 +145,6 @@ class ShiftAndAdd(torch.autograd.Function):
             for i in range(len(weight)):
                 torch.sum(g[:, i:] * h[:, : T - i], dim=1, out=out[i])
         return dx, dw.sum(1)
-        # end of exercise
 
 
 def causal_conv_pytorch(x, weight, residual=True, activation=None):
@@ -256,7 +254,6 @@ if triton is not None:
             w0 * c + w1 * b + w2 * a + w3 * x1,
             w0 * d + w1 * c + w2 * b + w3 * a,
         )
-        # end of exercise
 
     @inlined
     def add_products(dw0, dw1, dw2, dw3, x3, x2, x1, a, b, c, d, p, q, r, s):
@@ -268,7 +265,6 @@ if triton is not None:
             dw2 + p * x2 + q * x1 + r * a + s * b,
             dw3 + p * x3 + q * x2 + r * x1 + s * a,
         )
-        # end of exercise
 
     @inlined
     def silu(z):
@@ -325,7 +321,6 @@ if triton is not None:
             x3, x2, x1 = b, c, d
             x, y = after(x, t, n, x_jump, x_stride), after(y, t, n, y_jump, D)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
-        # end of exercise
 
     @triton.jit
     def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,
@@ -386,7 +381,6 @@ if triton is not None:
             u3, u2, u1 = f, g, h
             x, y = after(x, t, n, x_jump, x_stride), after(y, t, n, y_jump, W)
             t = tl.where(t + 4 == n * 4, 0, t + 4)
-        # end of exercise
 
     @triton.jit
     def swiglu_backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, N, n, length, T, x_jump, x_stride,

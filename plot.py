@@ -34,7 +34,7 @@ import numpy as np
 # median; and "seconds", which it took, or None while it is going.
 # ------------------------------------------------------------------------------------------------------------
 
-NEEDED = {"run", "task", "model", "training", "seed", "preset", "device", "evals", "seconds"}
+NEEDED = {"run", "task", "model", "training", "seed", "preset", "device", "dtype", "evals", "seconds"}
 
 
 def read_run(folder):
@@ -66,20 +66,12 @@ def read_all(paths):
             found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
             if not all(NEEDED <= run.keys() for run in found):
                 raise KeyError
-            found = list(map(completed, found))
         except FileNotFoundError:  # an empty folder, or one whose run has not begun to log
             continue
         except (ValueError, KeyError, TypeError, AttributeError):
             fail(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
         runs += [run for run in found if run["evals"] and run not in runs]
     return runs
-
-
-def completed(run):
-    """The run with what the first ones leave out (dtype, init_std), or have as null (short_conv)."""
-    model = run["model"]
-    model = {**model, "short_conv": bool(model["short_conv"]), "init_std": model.get("init_std", 0.02)}
-    return {**run, "model": model, "dtype": run.get("dtype", "float32")}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -119,7 +111,8 @@ def models(runs, but=()):
     """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
     seed and these fields."""
     recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in runs]
-    named = {f"model.{key}" for key in ("mixer", "pos", "short_conv")} | {key for key in recipes[0] if key.startswith("model.canon")}
+    canon = ("canon", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen")
+    named = {f"model.{key}" for key in ("mixer", "pos", "short_conv", *canon)}
     from_task = {"model.vocab_size", "model.block_size"}
     keys = set().union(*recipes) - named - from_task
     differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
@@ -363,7 +356,7 @@ CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
      lambda m: all(m[f"{task} NoPE + ABCD"].low > m[f"{task} NoPE"].high for task in ALL_TASKS)),
     ("R4", "A, B, C and D help, each alone", "yes", "ablation", "answers",
      ("none", "A", "B", "C", "D"), lambda m: min(m[point].low for point in "ABCD") > m["none"].high),
-    ("R4", "They add up: no part of ABCD is better than all", "yes", "ablation", "answers",
+    ("R4", "No part of ABCD is better than all of it", "yes", "ablation", "answers",
      ("A", "B", "C", "D", "AC", "ACD", "ABCD"), lambda m: m["ABCD"].mean >= max(part.mean for part in m.values()) - NEAR),
     ("R4", "AC, which leaves attention and MLP untouched, does half of ABCD's work or more", "strong", "ablation", "answers",
      ("none", "AC", "ABCD"), lambda m: m["ABCD"].low > m["none"].high and m["AC"].mean >= (m["none"].mean + m["ABCD"].mean) / 2),

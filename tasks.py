@@ -13,7 +13,7 @@ are generated as they are needed, by array operations for thousands of them at o
           owner + a random fraction then shuffles every graph's nodes at once.
 
 Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 Brevo; 5 Mano; 6 Lano; 7 Capo; 8 the presets and `make_task`;
-9 an example of each. Exercises are marked by their numbers (README.md, "As an assignment").
+9 an example of each. Marks such as `# exercise 3` are for those who make an assignment of it (README.md).
 """
 
 import functools
@@ -691,7 +691,6 @@ class Grammar:
                 if symbol == self.root:
                     end = end + row
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
-        # end of exercise
 
 
 def band_product(left, right, first, second, rows=64):

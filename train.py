@@ -85,7 +85,7 @@ def parse_arguments(argv):
     )
     add = parser.add_argument_group("task").add_argument
     add("--task", help=f"one of {', '.join([*PRESETS, *ALIASES])} (depo is depo1, brevo brevo1)")
-    add("--preset", help="nano: two CPU cores, minutes (default without a GPU); small: one GPU (default with one; only copy is measured yet); "
+    add("--preset", help="nano: two CPU cores, minutes (default without CUDA); small: one GPU (default with CUDA; only copy is measured yet); "
         "paper: the paper's numbers. Sets the task, the model's size and the training, but for what is given")  # fmt: skip
     add("--N", type=int, help="size: numbers to copy, nodes of the largest cycle or graph, people")
     add("--K", type=int, help="depo: the most hops a question asks for")
