@@ -2494,9 +2494,9 @@ def test_canon_learns_to_copy_and_attention_alone_does_not(tmp_path):
 
 
 LEARNS = (  # task, score, more than chance or an untrained model gives
-    ("depo2 --N 3 --K 1 --block-size 96 --steps 300", "k=1", 0.6), ("brevo1 --N 4 --block-size 32 --steps 300", "all", 0.5),
+    ("depo2 --N 3 --K 1 --block-size 96 --steps 200", "k=1", 0.6), ("brevo1 --N 4 --block-size 32 --steps 300", "all", 0.5),
     ("brevo2 --N 3 --block-size 64 --steps 300", "all", 0.4), ("lano --root 10 --block-size 32 --steps 150", "sentences", 0.5),
-    ("capo --N 50 --exposures 200 --block-size 34", "facts", 0.5), ("mano --L 1 --block-size 35 --steps 600", "l=1", 0.6),
+    ("capo --N 50 --exposures 130 --block-size 34", "facts", 0.5), ("mano --L 1 --block-size 35 --steps 600", "l=1", 0.6),
 )  # fmt: skip
 
 
