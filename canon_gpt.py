@@ -22,7 +22,7 @@ plain pre-norm block: RMSNorm, no biases, a gated or a standard MLP.
 Reading order: 1 configuration; 2 Canon; 3 positions; 4 attention; 5 the linear recurrence; 6 the same by matrix products;
 7 GLA, Mamba2, Gated DeltaNet; 8 MLP; 9 the block; 10 the model, its loss, and generation. Shapes are in comments: B batch, T
 time, D width, H heads, K dims of a head's queries and keys, V of its values (in Canon, K is the kernel size). On a first reading
-skip 5 to 7: the Canon Transformer is in the others. Marks such as `# exercise 3` are for those who make an assignment of it (README.md).
+skip 5 to 7: the Canon Transformer is in the others. Marks such as `# exercise N` are for those who make an assignment of it (README.md).
 """
 
 import math

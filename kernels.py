@@ -19,7 +19,7 @@ Reading order:
   4. the kernels as a PyTorch operator, so that autograd and torch.compile know it
   5. `causal_conv`, the function that the models call: it picks
   6. `python kernels.py` checks every form against float64 and times it beside a plain copy
-Marks such as `# exercise 3` are for those who make an assignment of it (README.md).
+Marks such as `# exercise N` are for those who make an assignment of it (README.md).
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """

@@ -13,7 +13,7 @@ are generated as they are needed, by array operations for thousands of them at o
           owner + a random fraction then shuffles every graph's nodes at once.
 
 Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 Brevo; 5 Mano; 6 Lano; 7 Capo; 8 the presets and `make_task`;
-9 an example of each. Marks such as `# exercise 3` are for those who make an assignment of it (README.md).
+9 an example of each. Marks such as `# exercise N` are for those who make an assignment of it (README.md).
 """
 
 import functools

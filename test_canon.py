@@ -2522,7 +2522,7 @@ def test_linear_mixers_with_canon_learn_to_copy(mixer, tmp_path):
 # ------------------------------------------------------------------------------------------------------------
 # 5. The exercises
 #
-# In kernels.py, canon_gpt.py and tasks.py a line "# exercise 3" stands over a solution, which goes to the end of the block, or to a line
+# In kernels.py, canon_gpt.py and tasks.py a line "# exercise N" stands over a solution, which goes to the end of the block, or to a line
 # "# end of exercise". An assignment is the repository without them. Every exercise builds on those before it only.
 # ------------------------------------------------------------------------------------------------------------
 
@@ -2544,7 +2544,8 @@ EXERCISES = (  # what passes when it is solved, as `pytest -k` selects it; READM
 WITH_EXERCISES = ("kernels.py", "canon_gpt.py", "tasks.py")
 TELLING = ("generators.py", "rounding.py")  # of results/: they hold parts of solutions
 SOLUTION = re.compile(r"^( *)# (exercise (\d+).*)\n(?:\n*(?!\1# end of exercise)\1.*\S.*\n)+(?:\1# end of exercise\n)?", re.MULTILINE)
-needs_solutions = pytest.mark.skipif(not SOLUTION.search((HERE / "kernels.py").read_text()), reason="this is an assignment")
+LAST = f"# exercise {len(EXERCISES)}\n"  # every assignment asks for it
+needs_solutions = pytest.mark.skipif(not any(LAST in (HERE / name).read_text() for name in WITH_EXERCISES), reason="this is an assignment")
 
 
 def without_solutions(text, solved=0):
@@ -2585,6 +2586,7 @@ def test_assignments_are_written_once_and_without_solutions(tmp_path, capsys):
     assert {*asked} == {*range(1, len(EXERCISES) + 1)}
     assert main(["--assignment", str(tmp_path / "rest"), "--solved", "7"]) == 0
     assert (tmp_path / "rest" / "tasks.py").read_text() == without_solutions((HERE / "tasks.py").read_text(), 7)
+    assert not any(LAST in (tmp_path / "rest" / name).read_text() for name in WITH_EXERCISES)
     other = ["--assignment", str(tmp_path / "other")]
     for bad in (["--assignment", str(folder)], [], ["0"], [str(len(EXERCISES) + 1)], ["1", *other], [*other, "--solved", "-1"], ["1", "--solved", "2"]):
         with pytest.raises(SystemExit) as stop:
