@@ -1,504 +1,455 @@
-"""Figures from run logs:   python plot.py out/*
+"""Figures from run folders:   python plot.py out/*
 
-One figure for each task and preset, as PNG and SVG. Above, each score against training steps: a line is a model, the mean over its
-seeds, and a band from the lowest to the highest seed. Below, the last scores as bars, with a dot for each seed. Runs
-that are still going show as far as they are. The last scores are printed, too, as a table in Markdown.
+Draws a figure for each task and preset, and prints every seed's last scores as a Markdown table.
 
-    python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg (default: into out/)
-    python plot.py out/* --save runs.json    also packs the runs' configurations and scores into one small file,
-    python plot.py runs.json                 from which the same figures can be drawn
-    python plot.py --sweep nope              draws the sweep's runs in out/ as <sweep>_<task>_<preset>, or, if runs are given,
-                                             those among them: --sweep nope --preset nano results/*/runs.json draws ours
-    python plot.py --claims                  the paper's claims, what was measured, and whether that is the same
+    python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg
+    python plot.py out/* --save runs.json    also packs configurations and scores into one file
+    python plot.py runs.json                 draws the same from that file
 
-Reading order: 1 reading runs; 2 telling models apart, and their scores; 3 the figure; 4 the claims.
+Grey is without Canon layers, colour with; solid is RoPE, dashed NoPE. A thick line or a bar is the
+mean over seeds, a thin line or a dot one seed. results/reproduce.py draws with the same functions.
+
+Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 the command line.
 """
 
 import argparse
 import json
-import operator
+import math
+import re
 import sys
 import textwrap
 from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")  # files only, no windows
 import matplotlib.pyplot as plt
 import numpy as np
 
-# ------------------------------------------------------------------------------------------------------------
-# 1. Reading runs
+# ---- 1. Reading runs -------------------------------------------------------
 #
-# A run is its config.json with three things more: "evals", a list of {"step", "eval": {score: value}}; "tokens_per_s", the
-# median; and "seconds", which it took, or None while it is going.
-# ------------------------------------------------------------------------------------------------------------
+# A run is its config.json and two more: `evals`, a list of {"step": .., "eval": {score: value}},
+# and `seconds`, None while it trains.
 
-NEEDED = {"run", "task", "model", "training", "seed", "preset", "device", "dtype", "evals", "seconds"}
+NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,99}")  # it may become the name of a file
 
 
 def read_run(folder):
-    """The run in this folder. Raises FileNotFoundError, ValueError, KeyError or TypeError if there is none."""
+    """The run in this folder; FileNotFoundError if it has no log yet."""
     run = json.loads((folder / "config.json").read_text())
     text = (folder / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # the last may be half written
-    run["evals"] = [{"step": line["step"], "eval": line["eval"]} for line in lines if "eval" in line and "final" not in line]
-    run["tokens_per_s"] = int(np.median([line["tokens_per_s"] for line in lines if "tokens_per_s" in line] or 0))
-    run["seconds"] = next((line["seconds"] for line in lines if "final" in line), None)
+    log = [json.loads(line) for line in text.split("\n")[:-1]]  # a half-written line has no end
+    evals = {line["step"]: line["eval"] for line in log if "eval" in line}
+    run["evals"] = [{"step": step, "eval": scores} for step, scores in evals.items()]
+    run["seconds"] = next((line["seconds"] for line in log if "final" in line), None)
     return run
 
 
-def fail(message):
-    """Bad input: one line, exit status 2."""
-    print(f"plot.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
+def check_run(run):
+    """Raises an error, whichever, if no figure can be made of this."""
+    rank(run["model"]), settings([run]), guess(run["task"])
+    names = run["run"], run["preset"], run["task"]["name"], run["device"], run["dtype"]
+    numbers = [run["seed"], run["seconds"] or 0]
+    for point in run["evals"]:
+        numbers += [point["step"], *point["eval"].values()]
+    if not (all(map(NAME.fullmatch, names)) and all(map(is_number, numbers))):
+        raise ValueError
+
+
+def is_number(value):
+    return type(value) in (int, float) and abs(value) < 1e15  # so not NaN
 
 
 def read_all(paths):
-    """The runs in folders and packed .json files, each once, if they have scores; what is neither is passed over."""
-    runs = []
+    """The runs with scores in these folders and packed files. Damage is named on stderr, and ends
+    the program if nothing else is there."""
+    runs, damaged = [], False
     for path in map(Path, paths):
         if not path.exists():
             fail(f"{path} does not exist")
         if not (path.is_dir() or path.suffix == ".json"):
-            continue
+            continue  # figures
         try:
             found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
-            if not all(NEEDED <= run.keys() for run in found):
-                raise KeyError
-        except FileNotFoundError:  # an empty folder, or one whose run has not begun to log
-            continue
-        except (ValueError, KeyError, TypeError, AttributeError):
-            fail(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
-        runs += [run for run in found if run["evals"] and run not in runs]
+            for run in found:
+                check_run(run)
+            runs += [run for run in found if run["evals"] and run not in runs]
+        except FileNotFoundError:
+            continue  # a run that has not begun to log
+        except Exception:  # whatever damage there is
+            damaged = True
+            tell(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
+    if damaged and not runs:
+        raise SystemExit(2)
     return runs
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 2. Telling models apart, and their scores over seeds
-# ------------------------------------------------------------------------------------------------------------
+def tell(message):
+    print(f"plot.py: {message}", file=sys.stderr)
 
-POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi", "halibi": "H-ALiBi"}
-MIXERS = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
+
+def fail(message):
+    """Bad input: one line, exit status 2."""
+    tell(message)
+    raise SystemExit(2)
+
+
+# ---- 2. Names and numbers --------------------------------------------------
+
+MIXERS = {"attention": "", "gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
+POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi",
+             "halibi": "H-ALiBi"}  # fmt: skip
 
 
 def model_label(model):
-    """As in the paper: RoPE + Canon-ABCD; GDN, GDN (no conv) and GDN + Canon-AbCD, where b is the mixer's own convolution;
-    GDN/NoPE for a pattern; (no-res), (act), (cst) for Canon's variants. A mixer of your own goes by its name, and by its positions if
-    it has any."""
+    """As in the paper: RoPE + Canon-ABCD; GDN + Canon-AbCD, where b is the mixer's own convolution;
+    (no-res), (act), (cst) for Canon's variants. Your own goes by its name in MIXERS or CANONS."""
     mixers, canon, conv = model["mixer"].split(","), model["canon"], model["short_conv"]
-    positions = POSITIONS[model["pos"]]
+    positions = POSITIONS.get(model["pos"], model["pos"])
     own = "" if model["pos"] == "nope" else f"-{positions}"
-    name = "/".join(positions if mixer == "attention" else MIXERS.get(mixer, mixer + own) for mixer in mixers)
-    usual = bool({"mamba2", "gdn"} & set(mixers))
+    name = "/".join(positions if m == "attention" else MIXERS.get(m, m + own) for m in mixers)
     if not canon:
+        usual = bool({"mamba2", "gdn"} & set(mixers))
         return name if conv == usual else f"{name} (conv)" if conv else f"{name} (no conv)"
-    variants = [label for label, on in (("no-res", not model["canon_residual"]), ("act", model["canon_silu"]), ("cst", model["canon_frozen"]),
-                                        (f"K={model['canon_kernel']}", model["canon_kernel"] != 4), ("conv", conv and "b" in canon)) if on]  # fmt: skip
-    points = sorted(canon.upper() + ("b" if conv and "b" not in canon else ""), key=str.lower)
-    return f"{name} + Canon-{''.join(points)}" + (f" ({', '.join(variants)})" if variants else "")
+    b, kind, kernel = conv and "b" not in canon, model.get("canon_type"), model["canon_kernel"]
+    variants = {"no-res": not model["canon_residual"], "act": model["canon_silu"],
+                "cst": model["canon_frozen"], f"K={kernel}": kernel != 4,
+                "conv": conv and not b}  # fmt: skip
+    variants = ", ".join(variant for variant, on in variants.items() if on)
+    letters = "".join(sorted(canon.upper() + "b" * b, key=str.lower))
+    label = f"{name} + {'Canon' if kind in ('conv', None) else kind}-{letters}"
+    return f"{label} ({variants})" if variants else label
 
 
-def flatten(tree, path=""):
-    """{'a': {'b': 1}} -> {'a.b': 1}"""
-    flat = {}
-    for key, value in tree.items():
-        flat.update(flatten(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value})
-    return flat
-
-
-def models(runs, but=()):
-    """{label: its runs}. The label names mixer, positions and Canon, and whatever else differs among the runs, but for the
-    seed and these fields."""
-    recipes = [flatten({key: run[key] for key in ("task", "model", "training", "dtype")}) for run in runs]
-    canon = ("canon", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen")
-    named = {f"model.{key}" for key in ("mixer", "pos", "short_conv", *canon)}
-    from_task = {"model.vocab_size", "model.block_size"}
-    keys = set().union(*recipes) - named - from_task
-    differing = sorted(key for key in keys - set(but) if len({json.dumps(recipe.get(key)) for recipe in recipes}) > 1)
-    groups = {}
-    for run, recipe in zip(runs, recipes):
-        extra = [f"{key.split('.')[-1]}={recipe.get(key)}" for key in differing]
-        groups.setdefault(", ".join([model_label(run["model"]), *extra]), []).append(run)
-    return dict(sorted(groups.items(), key=lambda item: (family(item[0]), "(no conv)" not in item[0], len(item[0]), item[0])))
-
-
-def count_seeds(runs):
-    return len({run["seed"] for run in runs})
-
-
-def family(label):
-    """RoPE, GLA, GDN/NoPE .."""
-    return label.replace(",", "").split()[0]
-
-
-NUMBERS = {"KL": "nats", "bits/param": "bits a parameter"}  # the scores that are no shares, and their units
-
-
-def score_names(runs):
-    """Of a task: sequences, tokens; k=1, k=2, .. k=16; numbers last."""
-    scores = list(dict.fromkeys(score for run in runs for score in run["evals"][0]["eval"] if score != "bits"))
-    return sorted(scores, key=lambda score: (score in NUMBERS, *((len(score), score) if "=" in score else (0, ""))))
-
-
-class Over:
-    """One score of one model, over seeds."""
-
-    def __init__(self, values):
-        self.mean, self.low, self.high = float(np.mean(values)), min(values), max(values)
-        self.spread, self.seeds = self.high - self.low, len(values)
-
-    def written(self, score):
-        mean, low, high = (f"{v:.3g}" if score == "depth" or score in NUMBERS else f"{100 * v:.0f}%" for v in (self.mean, self.low, self.high))
-        return f"{mean} ({low} to {high})" if self.seeds > 1 else mean
-
-
-def table(runs):
-    """One task's last scores as Markdown: a row is a model; mean (lowest to highest seed)."""
-    scores = score_names(runs)
-    rows = ["| | seeds | " + " | ".join(scores) + " |", "|---" * (len(scores) + 2) + "|"]
-    for label, members in models(runs).items():
-        last = [run["evals"][-1]["eval"] for run in members]
-        values = {score: [end[score] for end in last if score in end] for score in scores}
-        cells = [Over(values[score]).written(score) if values[score] else "" for score in scores]
-        going = " (still training)" if any(run["seconds"] is None for run in members) else ""
-        rows.append(f"| {label}{going} | {count_seeds(members)} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def curve(runs, score):
-    """steps, mean, lowest, highest over the runs that have got so far."""
-    values = {}
-    for run in runs:
-        for point in run["evals"]:
-            if score in point["eval"]:
-                values.setdefault(point["step"], []).append(point["eval"][score])
-    steps = sorted(values)
-    return steps, *(np.array([f(values[s]) for s in steps]) for f in (np.mean, np.min, np.max))
-
-
-# ------------------------------------------------------------------------------------------------------------
-# 3. The figure
-# ------------------------------------------------------------------------------------------------------------
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, for all eyes
-DASHES = ("-", "--", "-.", ":")
-
-
-def looks(labels):
-    """(colour, dash) of each label's line: colours of their own if there are enough; else one a family, darker for each next member, or,
-    of a single family, from dark to light."""
-    families = list(dict.fromkeys(map(family, labels)))
-    found, seen = [], {}
-    for i, label in enumerate(labels):
-        if len(labels) <= len(COLOURS):
-            found.append((COLOURS[i], DASHES[i % len(DASHES)]))
-            continue
-        if len(families) == 1:
-            found.append((plt.get_cmap("viridis")(0.9 * i / (len(labels) - 1)), DASHES[i % len(DASHES)]))
-            continue
-        size, nth = sum(family(other) == family(label) for other in labels), seen.get(family(label), 0)
-        seen[family(label)] = nth + 1
-        strength = 1 if size == 1 else 0.4 + 0.6 * nth / (size - 1)  # the rest is white
-        base = np.array(matplotlib.colors.to_rgb(COLOURS[families.index(family(label)) % len(COLOURS)]))
-        found.append((tuple(1 - strength * (1 - base)), DASHES[-1 - nth % len(DASHES)] if size > 1 else "-"))
-    return found
-
-
-def shared(runs, part, *fields):
-    """'field=value' of the fields in which all runs agree."""
-    first = runs[0][part]
-    return [f"{f}={first[f]}" for f in fields if f in first and all(run[part].get(f) == first[f] for run in runs)]
-
-
-def draw(runs):
-    """The figure of one task's runs."""
-    groups = models(runs)
-    scores = score_names(runs)
-    styles = looks(list(groups))
-    names = [textwrap.fill(label, 36, break_on_hyphens=False) for label in groups]
-    bar_height = 0.5 + (0.28 + 0.16 * max(name.count("\n") for name in names)) * len(groups)
-    figure, axes = plt.subplots(
-        2, len(scores), squeeze=False, layout="constrained",
-        figsize=(2.2 + 2.7 * len(scores), 3.1 + bar_height), height_ratios=(2.6, bar_height),
-    )  # fmt: skip
-    for column, score in enumerate(scores):
-        top, bottom = axes[:, column]
-        share = score not in NUMBERS
-        factor, form = (100, "{:.0f}%") if share else (1, "{:.3f}")
-        for i, (label, members) in enumerate(groups.items()):
-            colour, dash = styles[i]
-            steps, *values = curve(members, score)
-            mean, low, high = (factor * value for value in values)
-            top.plot(steps, mean, dash, color=colour, lw=1.8, marker="o" if len(steps) == 1 else None)
-            top.fill_between(steps, low, high, color=colour, alpha=0.2 if len(groups) <= len(COLOURS) else 0.07, lw=0)
-            last = [factor * run["evals"][-1]["eval"][score] for run in members if score in run["evals"][-1]["eval"]]
-            if not last:
-                continue
-            bottom.barh(i, np.mean(last), color=colour, alpha=0.8, height=0.7)
-            bottom.plot(last, [i] * len(last), "o", color="black", ms=3, clip_on=False)
-            right_edge = dict(xy=(1, i), xycoords=bottom.get_yaxis_transform(), xytext=(7, 0), textcoords="offset points")
-            bottom.annotate(form.format(np.mean(last)), va="center", fontsize=9, **right_edge)
-        top.set(title=score, xlabel="training step", ylim=(-2, 102) if share else (0, None))
-        top.tick_params(labelleft=column == 0 or not share)
-        bottom.set(xlabel=f"last score, {NUMBERS.get(score, '%')}", xlim=(0, 100 if share else None), ylim=(len(groups) - 0.4, -0.6))
-        bottom.set_yticks(range(len(groups)), [])
-        for axis in (top, bottom):
-            axis.grid(axis="both" if axis is top else "x", alpha=0.3)
-            axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("score, %" if scores[0] not in NUMBERS else NUMBERS[scores[0]])
-    going = [any(run["seconds"] is None for run in members) for members in groups.values()]
-    axes[1, 0].set_yticks(range(len(groups)), [f"{name}\n(still training)" if on else name for name, on in zip(names, going)])
-    for name, (colour, _) in zip(axes[1, 0].get_yticklabels(), styles):  # the names are the legend of both rows
-        name.set(color=colour, weight="bold")
-    figure.suptitle(title(runs), fontsize=12)
-    return figure
-
-
-def draw_capacity(runs):
-    """Capo's second figure: the bits that models hold against their parameters, beside lines of 2, 1 and 0.5 bits a parameter."""
-    figure, axis = plt.subplots(figsize=(5.5, 4.5), layout="constrained")
-    groups = models(runs, but=("model.n_layer", "model.n_head", "model.d_model"))
-    sizes = []
-    for (label, members), (colour, _) in zip(groups.items(), looks(list(groups))):
-        last = [run["evals"][-1]["eval"] for run in members]
-        points = [(scores["bits"] / scores["bits/param"], scores["bits"]) for scores in last if scores["bits"] > 0]
-        if points:
-            axis.plot(*zip(*points), "o", color=colour, label=label)
-            sizes += [parameters for parameters, _ in points]
-    axis.set(xscale="log", yscale="log", xlabel="parameters", ylabel="bits", title=title(runs))
-    ends = np.array([min(sizes, default=1e5) / 4, max(sizes, default=1e5) * 4])
-    for rate in (2, 1, 0.5):
-        axis.plot(ends, rate * ends, color="grey", lw=0.8, zorder=0)
-        axis.annotate(f"{rate:g} bit/param", (ends[1], rate * ends[1]), (4, 0), textcoords="offset points", va="center", fontsize=8, color="grey")
-    axis.set_xlim(ends)
-    axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    axis.legend(fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def title(runs):
-    """Task and preset, and what all runs have in common."""
-    counts = sorted(set(map(count_seeds, models(runs).values())))
-    seeds = f"{counts[0]} seed{'s' if counts[-1] > 1 else ''}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]} seeds"
-    facts = shared(runs, "task", "N", "K", "L", "cfg") + shared(runs, "model", "n_layer", "d_model")
-    return f"{runs[0]['task']['name'].capitalize()}, {runs[0]['preset']}: {', '.join([*facts, seeds])}"
-
-
-# ------------------------------------------------------------------------------------------------------------
-# 4. The claims
-#
-# What the paper claims, what it measured, and a rule, a line of Python, by which the runs here show the same or do not. The rules
-# follow from the claims and the paper's numbers; results/README.md says which were written before their runs. Models have their names from
-# train.py's sweeps. A rule sees each model's scores over the seeds, as m[model].mean, .low, .high and .spread.
-# ------------------------------------------------------------------------------------------------------------
-
-
-LEGEND = """The paper's claims and what was measured here, by `python plot.py --claims`; plot.py has the rules behind the verdicts. R1 copying, R2 Canon with
-RoPE, R3 positions, R4 parts and variants of Canon, R5 MLPs, R6 to R9 linear mixers, R10 families, R11 hybrids. ABCD stands for Canon-ABCD; a
-linear mixer's "none", "own", "ACD" and "AbCD" for no convolution, its own (GLA, which has none, gets Mamba2's kind), Canon-ACD in its place, and
-both. Scores: "depth" is the largest k up to which every tested k is at least 50% right, "answers" the mean over all tested k, "above guessing"
-the same counted from a guess among the other nodes of the largest cycle (a guess is 0, all right is 1, worse than a guess is below 0), "longest"
-that of the longest expressions, "main" each task's own: one of these, all, sentences, or bits a parameter.
-"""
-
-
-def measured(run, what):
-    """The last value of this score, or of one made of several, as the legend says."""
-    last = run["evals"][-1]["eval"]
-    tested = sorted((int(name[2:]), value) for name, value in last.items() if name[:2] in ("k=", "l="))
-    if what == "main":
-        what = next((name for name in ("all", "sentences", "bits/param") if name in last), "answers" if "k=1" in last else "longest")
-    if what == "longest":
-        return tested[-1][1]
-    if what == "depth":
-        return max([k for i, (k, _) in enumerate(tested) if all(value >= 0.5 for _, value in tested[: i + 1])], default=0)
-    if what in ("answers", "above guessing"):
-        mean, guess = float(np.mean([value for _, value in tested])), 1 / (run["task"]["N"] - 1)
-        return mean if what == "answers" else (mean - guess) / (1 - guess)
-    return last[what]
-
-
-NEAR = 0.05  # "matches", "never hurts": five points of a hundred
-SEEDS = 3  # fewer give no verdict
-LINEAR_OWN = ("Mamba2", "GDN")  # those with a convolution of their own
-ALL_TASKS = ("depo1", "depo2", "brevo1", "brevo2", "mano", "lano", "capo")
-
-
-def higher_with_canon(task):
-    return (f"{task} RoPE", f"{task} RoPE + ABCD"), lambda m: m[f"{task} RoPE + ABCD"].low > m[f"{task} RoPE"].high
-
-
-CLAIMS = (  # number, claim, what the paper found, sweep, score, models, rule
-    ("R1", "One layer of 16 dims copies with Canon layers, and fails without", "yes", "copy", "sequences",
-     ("RoPE", "RoPE + ABCD"), lambda m: m["RoPE + ABCD"].low > 0.9 and m["RoPE"].high < 0.5),
-    ("R1", "Without Canon layers, two layers copy", "yes", "copy", "sequences", ("RoPE, 2 layers",), lambda m: m["RoPE, 2 layers"].low > 0.9),
-    ("R1", "Without Canon layers, one layer of 128 dims copies", "yes", "copy", "sequences",
-     ("RoPE, 128 dims",), lambda m: m["RoPE, 128 dims"].low > 0.9),
-    ("R2", "Canon at least doubles the depth of reasoning (Depo1)", "2-4 times", "depth", "depth",
-     ("RoPE", "RoPE + ABCD"), lambda m: m["RoPE + ABCD"].low >= 2 * max(1, m["RoPE"].high)),
-    ("R2", "Canon helps to reason about long words (Depo2)", "30% to 99% (k=16)", "tasks", "answers", *higher_with_canon("depo2")),
-    ("R2", "Canon helps breadth (Brevo1)", "27.5% to 58.8%", "tasks", "all", *higher_with_canon("brevo1")),
-    ("R2", "Canon helps breadth with longer words (Brevo2)", "81.4% to 87.8%", "tasks", "all", *higher_with_canon("brevo2")),
-    ("R2", "Canon helps to calculate (Mano)", "41.6% to 83.0%", "tasks", "longest", *higher_with_canon("mano")),
-    ("R2", "Canon helps with structure (Lano)", "79.1% to 86.7%", "tasks", "sentences", *higher_with_canon("lano")),
-    ("R2", "Canon adds to the capacity for knowledge (Capo)", "10-15%", "tasks", "bits/param", *higher_with_canon("capo")),
-    ("R3", "NoPE without Canon learns next to nothing (Depo1)", "0% (k=8)", "nope", "above guessing", ("NoPE",), lambda m: m["NoPE"].high < NEAR),
-    ("R3", "NoPE + Canon matches RoPE + Canon (Depo1)", "100%; 94% (k=8)", "nope", "answers",
-     ("NoPE + ABCD", "RoPE + ABCD"), lambda m: m["NoPE + ABCD"].mean >= m["RoPE + ABCD"].mean - NEAR),
-    ("R3", "NoPE + Canon beats ALiBi and H-ALiBi (Depo1)", "yes", "nope", "answers",
-     ("NoPE + ABCD", "ALiBi", "H-ALiBi"), lambda m: m["NoPE + ABCD"].low > max(m["ALiBi"].high, m["H-ALiBi"].high)),
-    ("R3", "With Canon, RoPE(1/4) is as good as RoPE and NoPE, or better (Depo1)", "100% (k=8)", "nope", "answers",
-     ("RoPE(1/4) + ABCD", "RoPE + ABCD", "NoPE + ABCD"),
-     lambda m: m["RoPE(1/4) + ABCD"].mean >= max(m["RoPE + ABCD"].mean, m["NoPE + ABCD"].mean) - NEAR),
-    ("R3", "Canon lifts NoPE on every task", "yes", "tasks", "main", tuple(f"{task} NoPE{more}" for task in ALL_TASKS for more in ("", " + ABCD")),
-     lambda m: all(m[f"{task} NoPE + ABCD"].low > m[f"{task} NoPE"].high for task in ALL_TASKS)),
-    ("R4", "A, B, C and D help, each alone", "yes", "ablation", "answers",
-     ("none", "A", "B", "C", "D"), lambda m: min(m[point].low for point in "ABCD") > m["none"].high),
-    ("R4", "No part of ABCD is better than all of it", "yes", "ablation", "answers",
-     ("A", "B", "C", "D", "AC", "ACD", "ABCD"), lambda m: m["ABCD"].mean >= max(part.mean for part in m.values()) - NEAR),
-    ("R4", "AC, which leaves attention and MLP untouched, does half of ABCD's work or more", "strong", "ablation", "answers",
-     ("none", "AC", "ABCD"), lambda m: m["ABCD"].low > m["none"].high and m["AC"].mean >= (m["none"].mean + m["ABCD"].mean) / 2),
-    ("R4", "Without its residual, Canon is less steady over seeds", "yes", "ablation", "answers",
-     ("ABCD", "ABCD, no residual"), lambda m: m["ABCD, no residual"].spread > m["ABCD"].spread + NEAR),
-    ("R4", "A SiLU does not help", "yes", "ablation", "answers", ("ABCD", "ABCD, SiLU"), lambda m: m["ABCD, SiLU"].mean <= m["ABCD"].mean + NEAR),
-    ("R4", "Frozen random Canon layers do half of the work or more", "a lot", "ablation", "answers", ("none", "ABCD, frozen", "ABCD"),
-     lambda m: m["ABCD"].low > m["none"].high and m["ABCD, frozen"].mean >= (m["none"].mean + m["ABCD"].mean) / 2),
-    ("R5", "A gated MLP calculates better than a standard one (Mano)", "slightly", "mlp", "longest",
-     ("mano swiglu", "mano silu"), lambda m: m["mano swiglu"].low > m["mano silu"].high),
-    ("R5", "A gated MLP stores less than a standard one (Capo)", "yes", "mlp", "bits/param",
-     ("capo swiglu", "capo silu"), lambda m: m["capo swiglu"].high < m["capo silu"].low),
-    ("R5", "Canon wins back a quarter or more of what a gated MLP loses (Capo)", "about half", "mlp", "bits/param", ("capo swiglu", "capo swiglu + ABCD", "capo silu"),
-     lambda m: 0 < m["capo silu"].mean - m["capo swiglu"].mean <= 4 * (m["capo swiglu + ABCD"].mean - m["capo swiglu"].mean)),
-    ("R5", "ReLU^2 helps the standard MLP (Mano)", "slightly", "mlp", "longest",
-     ("mano relu2", "mano silu"), lambda m: m["mano relu2"].low > m["mano silu"].high),
-    ("R6", "GLA is weaker than Mamba2, and comes up to it with Canon", "GLA 19% to 50%; 43% (k=4)", "linear", "answers",
-     ("GLA none", "GLA AbCD", "Mamba2 own"),
-     lambda m: m["GLA AbCD"].mean >= m["Mamba2 own"].mean - NEAR and m["GLA none"].high < m["Mamba2 own"].low),
-    ("R7", "Mamba2 without its convolution falls to GLA's level", "43% to 6%; 19% (k=4)", "linear", "answers",
-     ("Mamba2 own", "Mamba2 none", "GLA none"),
-     lambda m: m["Mamba2 own"].low > m["Mamba2 none"].high and m["Mamba2 none"].mean <= m["GLA none"].mean + NEAR),
-    ("R8", "Gated DeltaNet without its convolution is better than Mamba2 without, and loses less", "22%, 6%; -10, -37 points (k=4)", "linear", "answers",
-     ("GDN own", "GDN none", "Mamba2 own", "Mamba2 none"),
-     lambda m: m["GDN none"].low > m["Mamba2 none"].high and m["GDN own"].mean - m["GDN none"].mean < m["Mamba2 own"].mean - m["Mamba2 none"].mean),
-    ("R9", "Canon-ACD alone matches the built-in convolution", "yes", "linear", "answers", ("Mamba2 ACD", "Mamba2 own", "GDN ACD", "GDN own"),
-     lambda m: all(m[f"{mixer} ACD"].mean >= m[f"{mixer} own"].mean - NEAR for mixer in LINEAR_OWN)),
-    ("R9", "Canon beside the built-in convolution never hurts", "+44, +59 points (k=4)", "linear", "answers",
-     ("Mamba2 AbCD", "Mamba2 own", "GDN AbCD", "GDN own"),
-     lambda m: all(m[f"{mixer} AbCD"].mean >= m[f"{mixer} own"].mean - NEAR for mixer in LINEAR_OWN)),
-    ("R10", "With Canon everywhere, NoPE is about as good as RoPE(1/4)", "yes", "families", "answers",
-     ("depo RoPE(1/4)", "depo NoPE"), lambda m: abs(m["depo RoPE(1/4)"].mean - m["depo NoPE"].mean) <= NEAR),
-    ("R10", "With Canon everywhere, attention reasons at least twice as deep as linear models", "2-4 times", "families", "depth",
-     ("depo RoPE(1/4)", "depo NoPE", "depo GLA", "depo Mamba2", "depo GDN"), lambda m: min(m["depo RoPE(1/4)"].low, m["depo NoPE"].low)
-     >= 2 * max(1, m["depo GLA"].high, m["depo Mamba2"].high, m["depo GDN"].high)),
-    ("R10", "With Canon everywhere, linear models store 1.2 times as much or more", "1.4 times", "families", "bits/param",
-     ("capo RoPE(1/4)", "capo GLA", "capo Mamba2", "capo GDN"),
-     lambda m: min(m["capo GLA"].mean, m["capo Mamba2"].mean, m["capo GDN"].mean) >= 1.2 * m["capo RoPE(1/4)"].mean),
-    ("R11", "A hybrid with attention reasons deeper than a linear model", "yes", "hybrid", "depth",
-     ("GDN", "GDN/RoPE"), lambda m: m["GDN/RoPE"].low > m["GDN"].high),
+IN_LABEL = (  # the last two follow from the task
+    "mixer", "pos", "short_conv", "canon", "canon_type", "canon_kernel", "canon_residual",
+    "canon_silu", "canon_frozen", "vocab_size", "block_size",
 )  # fmt: skip
 
 
-def runs_of(sweep, model, preset, runs):
-    """The finished runs of this model, one a seed: those with the same task, model and training as the sweep's command line has,
-    whatever their dtype."""
-    import train  # which needs PyTorch; the figures of folders and files do without
+def models(runs):
+    """{label: its runs}, in the order of `rank`. A label names the model and whatever else differs
+    among the runs but for the seed, so that no two recipes are averaged. Of two runs with the same
+    recipe and seed the later counts."""
+    recipes = [recipe_of(run) for run in runs]
+    fields = dict.fromkeys(field for recipe in recipes for field in recipe)
+    differ = [f for f in fields if len({str(recipe.get(f)) for recipe in recipes}) > 1
+              and f.removeprefix("model.") not in IN_LABEL]  # fmt: skip
+    groups, ranks = {}, {}
+    for run, recipe in zip(runs, recipes):
+        extra = [recipe.get(field) for field in differ]
+        label = ", ".join([model_label(run["model"]), *map(phrase, differ, extra)])
+        groups.setdefault(label, {})[run["seed"]] = run
+        ranks[label] = rank(run["model"]), [value for value in extra if is_number(value)]
+    return {label: [groups[label][seed] for seed in sorted(groups[label])]
+            for label in sorted(groups, key=ranks.get)}  # fmt: skip
 
-    recipe = operator.itemgetter("task", "model", "training")
-    prepared = train.prepare([*train.sweeps(preset)[sweep][model].split(), "--preset", preset])
-    wanted = recipe(train.recipe_of(*prepared))
-    return list({run["seed"]: run for run in runs if run["seconds"] is not None and recipe(run) == wanted}.values())
+
+def recipe_of(run):
+    """{'preset': 'nano', 'dtype': 'float32', 'task.N': 5, 'model.canon': 'abcd', ..}"""
+    parts = ("task", "model", "training")
+    settings = {f"{part}.{field}": run[part][field] for part in parts for field in run[part]}
+    return {"preset": run["preset"], "dtype": run["dtype"], **settings}
 
 
-def check(claim, runs):
-    """[(what was measured, where, the verdict)] of a claim, for each preset that has runs of all its models."""
-    *_, sweep, what, names, rule = claim
-    found = []
-    for preset in sorted({run["preset"] for run in runs}):
-        members = {name: runs_of(sweep, name, preset, runs) for name in names}
-        if all(members.values()):
-            m = {name: Over([measured(run, what) for run in group]) for name, group in members.items()}
-            cells = [f"{name} {over.written(what)}" for name, over in m.items()]
-            seeds = min(len(group) for group in members.values())
-            devices = sorted({run["device"].split(",")[0] for group in members.values() for run in group})
-            verdict = "too few seeds" if seeds < SEEDS else "**reproduced**" if rule(m) else "**not reproduced**"
-            found.append((f"{what}: {'; '.join(cells)}", f"{preset}, {seeds} seeds, {', '.join(devices)}", verdict))
+def rank(model):
+    """Sorts attention before other mixers, RoPE before NoPE, and without Canon before with."""
+    mixer, pos = model["mixer"], model["pos"]
+    known = [*MIXERS, mixer].index(mixer), [*POSITIONS, pos].index(pos)
+    return known[0], mixer, known[1], points(model), model_label(model)
+
+
+def points(model):
+    """At how many points a block has a convolution, Canon's or the mixer's own."""
+    return min(4, len(set(model["canon"]) | set("b" * bool(model["short_conv"]))))
+
+
+def phrase(field, value):
+    """A setting in words: layers 2, rate 0.003, dtype bfloat16, N 5."""
+    words = {"task.name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
+    short = field.split(".")[-1]
+    return f"{words.get(field) or words.get(short, short)} {value}"
+
+
+# Scores that are no shares. A score may have its task before it: "capo: bits/param".
+UNITS = {"KL": "nats", "bits": "", "bits/param": "", "hops mastered": ""}
+
+
+def is_share(score, value):
+    """Whether a score counts in percent."""
+    return score.split(": ")[-1] not in UNITS and 0 <= value <= 1
+
+
+def score_text(score, value):
+    return percent(value) if is_share(score, value) else f"{value:.3g}"
+
+
+def percent(share):
+    """Whole percent, half up: 0.125 -> 13%."""
+    return f"{math.floor(round(100 * share, 6) + 0.5)}%"
+
+
+def last_scores(runs, score):
+    """The last values of the runs that have this score."""
+    ends = [run["evals"][-1]["eval"] for run in runs]
+    return [end[score] for end in ends if score in end]
+
+
+def score_names(groups):
+    """All scores but Capo's bits, which bits/param shows."""
+    ends = [run["evals"][-1]["eval"] for runs in groups.values() for run in runs]
+    return list(dict.fromkeys(score for end in ends for score in end if score != "bits"))
+
+
+def full_label(label, runs):
+    return label + " (still training)" * any(run["seconds"] is None for run in runs)
+
+
+def seeds_text(runs):
+    return ", ".join(map(str, sorted({run["seed"] for run in runs})))
+
+
+def each_seed(runs, score):
+    return ", ".join(score_text(score, value) for value in last_scores(runs, score))
+
+
+def table(groups, scores=None):
+    """Every seed's last scores, as Markdown."""
+    scores = scores or score_names(groups)
+    rows = [["", "seeds", *scores]]
+    for label, runs in groups.items():
+        cells = [each_seed(runs, score) for score in scores]
+        rows.append([full_label(label, runs), seeds_text(runs), *cells])
+    return markdown(rows)
+
+
+def markdown(rows):
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+# ---- 3. Figures ------------------------------------------------------------
+#
+# Each takes {label: runs}, the scores to show, and a title that says what was found. Attention
+# without Canon is grey; each mixer has a hue, paler the fewer convolutions a block has.
+
+GREY, FAINT = "#808080", "#555555"
+HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
+SPARE = ("#0b7285", "#a61e4d", "#5f3dc4", "#846358")  # hybrids, and mixers of your own
+DASHES = {"rope4": (0, (7, 1.5, 1.5, 1.5)), "nope": (0, (4, 1.6)), "alibi": (0, (2.5, 1, 1, 1)),
+          "halibi": (0, (1, 1))}  # fmt: skip
+
+
+def looks(groups, shade=1):
+    """{label: (colour, dashes)}; models that would look alike get a shade darker each."""
+    found, seen, hues = {}, [], dict(HUES)
+    for label, runs in groups.items():
+        model = runs[0]["model"]
+        mixer, n = model["mixer"], points(model)
+        hue, strength = hues.setdefault(mixer, SPARE[len(hues) % len(SPARE)]), 0.4 + 0.15 * n
+        if mixer == "attention" and n == 0:
+            hue, strength = GREY, 1
+        colour = 1 - strength * (1 - np.array(matplotlib.colors.to_rgb(hue)))  # the rest is white
+        look = tuple(colour), DASHES.get(model["pos"], "-") if "attention" in mixer else "-"
+        found[label] = tuple(colour * shade ** seen.count(look)), look[1]
+        seen.append(look)
     return found
 
 
-def claims_table(runs):
-    """The claims as Markdown."""
-    rows, verdicts = [], []
-    for claim in CLAIMS:
-        number, words, paper, sweep = claim[:4]
-        for measured_here, where, verdict in check(claim, runs) or [("", f"`--sweep {sweep}`", "not run")]:
-            rows.append(f"| {number} | {words} | {paper} | {measured_here} | {where} | {verdict} |")
-            verdicts.append(verdict)
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts)))
-    head = ["| | claim | the paper | here: mean (lowest to highest seed) | of | verdict |", "|---|---|---|---|---|---|"]
-    return "\n".join([LEGEND, f"Verdicts: {counts}.\n", *head, *rows]) + "\n"
+def spread(heights, gap):
+    """The nearest heights to these that are a gap apart."""
+    order, places = np.argsort(heights, kind="stable"), np.sort(heights)
+    for _ in range(300):
+        for i in range(len(places) - 1):
+            lack = max(0, gap - (places[i + 1] - places[i]))
+            places[i : i + 2] += -lack / 2, lack / 2
+    return places[np.argsort(order)]
+
+
+def name_ends(axis, ends):
+    """Name lines where they end: ends = [(x, y, name, colour)]. Names at one x are pushed apart,
+    and a thin line leads to each."""
+    low, high = axis.get_ylim()
+    for x in {end[0] for end in ends}:
+        here = [end for end in ends if end[0] == x]
+        places = spread([(y - low) / (high - low) for _, y, *_ in here], gap=0.075)
+        for (_, y, name, colour), place in zip(here, places):
+            axis.annotate(
+                name, (x, y), (12, place), textcoords=("offset points", "axes fraction"),
+                color=colour, va="center", annotation_clip=False,
+                arrowprops=dict(arrowstyle="-", color=colour, lw=0.7, shrinkA=1, relpos=(0, 0.5)),
+            )  # fmt: skip
+
+
+WIDTH = 9  # inches: shown 900 pixels wide, a font of size 10 is 14 pixels high
+plt.rcParams.update({
+    "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 13,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "text.parse_math": False,  # a "$" in a name is a dollar
+})  # fmt: skip
+
+
+def curves(groups, scores=None, title=None):
+    """Scores against training steps, a panel a score."""
+    figure, panels = make_panels(groups, scores, 3, 3, title)
+    styles = looks(groups, shade=0.72)
+    for axis, score, factor, chance in panels:
+        ends = []
+        for label, runs in groups.items():
+            (colour, dashes), front = styles[label], 2 + points(runs[0]["model"])
+            for run in runs:
+                steps, values = curve([run], score)
+                axis.plot(steps, factor * values, color=colour, lw=0.8, alpha=0.45)
+            steps, values = curve(runs, score)
+            if steps:
+                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front)
+                ends.append((steps[-1], factor * values[-1], full_label(label, runs), colour))
+        last = max((x for x, *_ in ends), default=1)
+        if chance:
+            axis.axhline(factor * chance, color=FAINT, ls=":", lw=1)
+            ends.append((last, factor * chance, "chance", FAINT))
+        axis.set(xlim=(0, last), ylim=(-2, 102) if factor == 100 else (0, None))
+        axis.set_xlabel("training steps")
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 10k
+        if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:  # serves the whole row
+            name_ends(axis, ends)
+    return figure
+
+
+def bars(groups, scores=None, title=None):
+    """The last scores, a panel a score."""
+    figure, panels = make_panels(groups, scores, 4, 0.8 + 0.29 * len(groups), title)
+    styles = looks(groups)
+    for axis, score, factor, chance in panels:
+        beside, above = axis.get_yaxis_transform(), axis.get_xaxis_transform()
+        for place, (label, runs) in enumerate(groups.items()):
+            values = last_scores(runs, score)
+            if values:
+                mean, dots = np.mean(values), factor * np.array(values)
+                axis.barh(place, factor * mean, color=styles[label][0], height=0.72)
+                axis.plot(dots, [place] * len(dots), "wo", mec="#333333", ms=3.5, clip_on=False)
+                axis.text(1.03, place, score_text(score, mean), transform=beside, va="center")
+        if chance:
+            axis.axvline(factor * chance, color=FAINT, ls=":", lw=1)
+            axis.text(factor * chance, 1.01, "chance", transform=above, fontsize=8, color=FAINT)
+        axis.set(xlim=(0, 100 if factor == 100 else None), ylim=(len(groups) - 0.4, -0.6))
+        axis.set_yticks(range(len(groups)), [full_label(*item) for item in groups.items()])
+        axis.tick_params(axis="y", length=0, labelleft=axis.get_subplotspec().is_first_col())
+    return figure
+
+
+def capacity(groups, scores=None, title=None):
+    """Capo's bits against parameters."""
+    figure, [(axis, *_)] = make_panels(groups, ["bits"], 1, 3.5, title)
+    ends = []
+    for label, (colour, _) in looks(groups, shade=0.72).items():
+        bits, rates = (np.array(last_scores(groups[label], s)) for s in ("bits", "bits/param"))
+        parameters = bits / np.maximum(rates, 1e-9)
+        axis.plot(parameters, bits, "o", color=colour)
+        x = float(f"{parameters.mean():.1e}")  # one column of names for about the same size
+        ends.append((x, bits.mean(), full_label(label, groups[label]), colour))
+    axis.axline((0, 0), slope=1, color=FAINT, ls=":", lw=1)
+    axis.set(xlim=(0, None), ylim=(0, None), xlabel="parameters (dotted: one bit a parameter)")
+    name_ends(axis, ends)
+    return figure
+
+
+def make_panels(groups, scores, most, height, title):
+    """A figure and [(axis, score, factor, chance)], at most so many panels in a row."""
+    scores, runs = scores or score_names(groups), [run for g in groups.values() for run in g]
+    rows = math.ceil(len(scores) / most)
+    columns = math.ceil(len(scores) / rows)
+    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained",
+                                figsize=(WIDTH, 0.9 + height * rows))  # fmt: skip
+    title = textwrap.fill(title or runs[0]["task"]["name"].capitalize(), 80)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold")
+    figure.supxlabel(settings(runs), x=0.01, ha="left", fontsize=8, color=FAINT)
+    for axis in axes.flat[len(scores) :]:
+        axis.remove()
+    panels = []
+    for axis, score in zip(axes.flat, scores):
+        factor, unit, chance = scale(groups, score)
+        axis.set_title(", ".join(filter(None, [heading(score), unit])))
+        panels.append((axis, score, factor, chance))
+    return figure, panels
+
+
+def settings(runs):
+    """What all have in common: 'task depo1, preset nano, N 5, K 2, layers 3, seeds 0, 1, 2'"""
+    facts = ("task.name", "preset", "task.N", "task.K", "task.L", "model.n_layer", "model.d_model")
+    first, *others = map(recipe_of, runs)
+    same = [f for f in facts if f in first and all(other.get(f) == first[f] for other in others)]
+    return ", ".join([*(phrase(f, first[f]) for f in same), f"seeds {seeds_text(runs)}"])
+
+
+def heading(score):
+    """'k=4' -> '4 hops'"""
+    kind, _, number = score.partition("=")
+    unit = {"k": "hop", "l": "operation", "depth": "level"}.get(kind)
+    return f"{number} {unit}{'s' * (number != '1')}" if number and unit else score
+
+
+def scale(groups, score):
+    """(factor, unit, chance): shares are drawn in percent; chance is 0 unless all runs agree."""
+    runs = [run for g in groups.values() for run in g if last_scores([run], score)]
+    if not all(is_share(score, value) for value in last_scores(runs, score)):
+        return 1, UNITS.get(score.split(": ")[-1]), 0
+    guesses = {guess(run["task"]) for run in runs}
+    return 100, "%", guesses.pop() if len(guesses) == 1 else 0
+
+
+def guess(task):
+    """What guessing scores, where that is worth a line."""
+    if task["name"].startswith("depo"):
+        return 1 / max(1, task.get("N", 0) - 1)  # another node of the cycle
+    return 1 / 23 if task["name"] == "mano" else 0
+
+
+def curve(runs, score):
+    """steps, values: the mean over the runs with this score, as far as all have come."""
+    lines = [{e["step"]: e["eval"][score] for e in run["evals"] if score in e["eval"]}
+             for run in runs if last_scores([run], score)]  # fmt: skip
+    steps = sorted(set.intersection(*map(set, lines))) if lines else []
+    return steps, np.array([np.mean([line[step] for line in lines]) for step in steps])
+
+
+# ---- 4. The command line ---------------------------------------------------
+
+
+def save(figure, path):
+    """As path.png and path.svg."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for ending in (".png", ".svg"):
+        figure.savefig(f"{path}{ending}", dpi=160)
+    plt.close(figure)
+    print(f"{path}.png")
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Draw scores against steps, and the last scores, from run folders.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.error = fail
-    parser.add_argument("runs", nargs="*", help="run folders, or files that --save wrote")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the figures (default %(default)s)")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="pack configurations and scores into one .json file")
-    parser.add_argument("--sweep", metavar="NAME", help="draw what `train.py --sweep NAME` left in out/, or its runs among those given")
-    parser.add_argument("--preset", help="with --sweep: its preset (default as in train.py)")
-    parser.add_argument("--claims", action="store_true", help="print the table of claims, and write it to claims.md in --out; without runs: "
-                        "of all in out/ and results/")  # fmt: skip
+    add = parser.add_argument
+    add("runs", nargs="+", help="run folders, or files that --save wrote")
+    add("--out", type=Path, default=Path("out"), help="the figures' folder (default: out)")
+    add("--save", type=Path, metavar="FILE", help="pack all runs into this .json file")
     args = parser.parse_args(argv)
-    if not (args.sweep or args.claims or args.runs) or args.sweep and args.claims:
-        fail("give run folders, or --sweep NAME, or --claims (see --help)")
-    if args.out.exists() and not args.out.is_dir():
-        fail(f"out = {args.out}: not a folder")
-    if args.save and args.save.is_dir():
-        fail(f"save = {args.save}: a folder, not a file")
-    if args.preset and not args.sweep:
-        fail(f"preset = {args.preset}: goes with --sweep")
-    paths, wanted = args.runs, lambda name: True
-    if args.sweep:
-        import train
-
-        if args.sweep not in train.SWEEPS:
-            fail(f"sweep = {args.sweep!r}: allowed: {', '.join(train.SWEEPS)}")
-        sweep = train.sweep_runs(args.sweep, 1, ["--preset", args.preset] if args.preset else [])
-        stems = [prepared[0].out.name.removesuffix("0") for _, prepared in sweep]
-        wanted = lambda name: name.rstrip("0123456789") in stems  # noqa: E731 - the name but for the seed
-        paths = paths or [path for path in sorted(Path("out").glob("*/")) if wanted(path.name)]
-    elif args.claims and not paths:
-        # of two runs of one model and seed the later counts: the user's own
-        paths = [*sorted(Path(__file__).parent.glob("results/*/runs.json")), *sorted(Path("out").glob("*/"))]
-    runs = [run for run in read_all(paths) if wanted(run["run"])]
-    if not runs:
-        fail("no scores yet in any of these")
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
-        args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
-    if args.claims:
-        text = claims_table(runs)
-        (args.out / "claims.md").write_text(text)
-        print(text)
-        return
-    kinds = {}
-    for run in runs:
-        kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
-    for kind, members in sorted(kinds.items()):
-        figures = {kind: draw(members)}
-        if members[0]["task"]["name"] == "capo":
-            figures[f"{kind}_capacity"] = draw_capacity(members)
-        for name, figure in figures.items():
-            name = f"{args.sweep}_{name}" if args.sweep else name
-            for ending in ("png", "svg"):
-                figure.savefig(args.out / f"{name}.{ending}", dpi=160)
-            plt.close(figure)
-            print(args.out / f"{name}.png")
-        print(f"\n{table(members)}\n")
+    try:
+        runs = read_all(args.runs)
+        if not runs:
+            fail("no scores yet in any of these")
+        if args.save:
+            rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
+            args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
+        kinds = {}
+        for run in runs:
+            kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
+        for kind, members in kinds.items():
+            groups = models(members)
+            draw = curves if len(groups) <= 12 else bars  # nobody tells more lines apart
+            save(draw(groups), args.out / kind)
+            print(f"\n{table(groups)}\n")
+    except OSError as error:
+        fail(error)
 
 
 if __name__ == "__main__":

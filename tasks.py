@@ -1,221 +1,121 @@
-"""The synthetic tasks: how instances are drawn, packed into windows, and scored (paper Section 3, App. A).
+"""The synthetic tasks: what each one asks, how its data are drawn, and how a model is scored.
 
-Each task isolates one skill that language models need, in data that hardly ever repeats: what a model gets right it has learnt
-to *do*. (Capo, which is about knowing, tells of the same people again in new words; Brevo1's smallest graphs and Mano's short
-expressions are so few that they come again, and at the nano preset Mano's models have met nearly all that they are asked.) Instances
-are generated as they are needed, by array operations for thousands of them at once. Two ideas carry those of graphs, Depo and Brevo:
+Each task isolates one skill that language models need (arXiv 2512.17351, Section 3). It draws
+documents, marks the targets in them, here in [brackets], and packs them into windows:
 
-  pieces  A document is a list of pieces: special tokens and words. A table holds each piece's tokens as one short row,
-          padded with zeros (token 0 is never used); a document is then a list of row numbers. Looking all rows of all
-          documents up at once and dropping the zeros gives the text, with no loop over documents.
-  owner   The nodes of all graphs lie behind one another in flat arrays, and `owner[i]` says whose node i is. Two graphs of
-          3 and 4 nodes: owner = 0 0 0 1 1 1 1, and each node's index within its own graph is 0 1 2 0 1 2 3. Sorting by
-          owner + a random fraction then shuffles every graph's nodes at once.
+    <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
-Reading order: 1 the shared machinery; 2 Copy; 3 Depo; 4 Brevo; 5 Mano; 6 Lano; 7 Capo; 8 the presets and `make_task`;
-9 an example of each. Marks such as `# exercise N` are for those who make an assignment of it (README.md).
+Every step draws new documents, which hardly ever repeat: a model can't learn them by heart.
+
+Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
+(breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts). 8 holds the presets, where a task
+of your own goes too; 9 prints examples. The lines `# exercise N` are for assignment/.
 """
 
 import functools
 import itertools
 import math
+import random
+import re
 import sys
 import textwrap
+from collections import Counter, defaultdict
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-# ------------------------------------------------------------------------------------------------------------
-# 1. The shared machinery
-# ------------------------------------------------------------------------------------------------------------
+# ---- 1. A task -------------------------------------------------------------
+#
+# A task draws documents. A document is two lists: its tokens, and a mask that
+# says which of them are targets. A training window is documents in a row, each
+# opened by <bos> (our choice). A model scores where it gets all targets right.
 
-TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # streams of random numbers: a part of their seeds
-
-
-def ragged(lengths):
-    """Things of several owners behind one another: (owner of each thing, its index within the owner)."""
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    starts = np.cumsum(lengths) - lengths
-    return owner, np.arange(len(owner)) - starts[owner]
-
-
-def shuffle(rng, owner):
-    """An order of the things (int array), sorted by owner, each owner's own in a uniformly random order."""
-    return np.argsort(owner + rng.random(len(owner)))
-
-
-def draw_sizes(rng, count, N):
-    """count sizes in 3..N with probability proportional to 1 / (n + sqrt N): small ones, from which a model learns first, are likelier."""
-    weights = 1 / (np.arange(3, N + 1) + N**0.5)
-    return 3 + np.searchsorted(np.cumsum(weights / weights.sum())[:-1], rng.random(count), side="right")
-
-
-def check_words(N, V, word_len):
-    """word_len as a tuple, if instances of N distinct words can be drawn; ValueError if not."""
-    word_len = tuple(word_len)
-    require(V >= 1, "V", V, "at least one token")
-    ok = len(word_len) == 2 and 1 <= word_len[0] <= word_len[1]
-    require(ok, "word_len", word_len, "a shortest and a longest word, 1 <= shortest <= longest")
-    fits = (2 * V + 1) ** word_len[1] < 2**40  # draw_words numbers the words of a batch by 64-bit integers
-    require(fits, "word_len", word_len, f"words this long over V = {V} are too many to number")
-    words = sum(V**length for length in range(word_len[0], word_len[1] + 1))
-    require(N <= words, "N", N, f"V = {V} and word_len = {word_len} make only {words} words")
-    return word_len
-
-
-def draw_words(rng, owner, V, word_len):
-    """One word for each thing, distinct within an owner: (things, longest) tokens, zeros behind the word.
-
-    A word of length l, uniform in word_len = (shortest, longest), has l - 1 tokens in 1..V and a last one in V+1..2V,
-    so that its end is visible. Words come as if drawn one at a time and drawn again when taken already. Where all words are
-    single tokens, their ends are plain to see: they are tokens in 1..V.
-    """
-    shortest, longest = word_len
-    if longest == 1:
-        _, at = ragged(np.bincount(owner))
-        return rng.permuted(np.tile(np.arange(1, V + 1), (owner[-1] + 1, 1)), axis=1)[owner, at][:, None]
-    words = np.zeros((len(owner), longest), dtype=np.int64)
-    radix = (2 * V + 1) ** np.arange(longest)  # a word's tokens, read as digits, number it
-    taken = np.empty(0, dtype=np.int64)
-    todo = np.arange(len(owner))
-    while len(todo) > 0:
-        length = rng.integers(shortest, longest + 1, (len(todo), 1))
-        column = np.arange(longest)
-        word = rng.integers(1, V + 1, (len(todo), longest)) + V * (column == length - 1)
-        word *= column < length
-        number, first = np.unique(owner[todo] * radix[-1] * (2 * V + 1) + word @ radix, return_index=True)
-        new = ~np.isin(number, taken, assume_unique=True)
-        words[todo[first[new]]] = word[first[new]]
-        taken = np.concatenate([taken, number[new]])
-        todo = np.delete(todo, first[new])
-    # Later draws are rarer words; shuffling makes "which word" independent of "which thing".
-    return words[shuffle(rng, owner)]
-
-
-def padded(flat, lengths):
-    """Texts behind one another, (sum of lengths,), as rows with zeros behind: (texts, longest)."""
-    rows = np.zeros((len(lengths), lengths.max()), dtype=np.int64)
-    rows[ragged(lengths)] = flat
-    return rows
-
-
-def spell(pieces, order, owner, documents):
-    """The text of documents given as lists of pieces.
-
-    pieces     (P, longest) tokens, zeros behind a piece
-    order      (S,) the rows of pieces to write, document by document
-    owner      (S,) the document of each
-    returns    tokens (all documents behind one another), the index in `order` of each token, each document's length
-    """
-    rows = pieces[order]
-    used = rows > 0
-    of = np.repeat(np.arange(len(order)), used.sum(1))
-    return rows[used], of, np.bincount(owner[of], minlength=documents)
-
-
-def word_tokens(V, word_len):
-    """What the tokens of such words stand for, from token 1 on: "7." goes on, "7" ends a word."""
-    numbers = [str(i) for i in range(1, V + 1)]
-    return numbers if word_len[1] == 1 else [f"{i}." for i in numbers] + numbers
-
-
-def specials(longest, first, count):
-    """`count` pieces of one token each: first, first + 1, .."""
-    table = np.zeros((count, longest), dtype=np.int64)
-    table[:, 0] = first + np.arange(count)
-    return table
+TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # independent random streams, parts of the seeds
 
 
 class Task:
-    """What all tasks share. A subclass gives `meaning`, a legend to an instance; `vocabulary`, what each token stands for;
-    `evaluate(model, seed, n)`; and `documents(rng, count)`: tokens of `count` documents behind one another, whether each is
-    a target, and each document's length. `make_task` adds `name` and `settings`, which are name and parameters."""
+    """A subclass defines `documents`; `meaning`, one line about them; and `vocabulary`, what each
+    token stands for (token 0 is padding). make_task adds `name` and `settings`, the parameters."""
+
+    fewest = 1  # instances that leave no score empty
 
     def __init__(self, block_size, model, training):
-        self.block_size = block_size  # tokens a model sees; a window has one more, the last target
-        self.model = model  # the preset's n_layer, n_head, d_model ..
-        self.training = training  # the preset's steps, batch_size, lr ..
+        require_range("block_size", block_size, 1)
+        self.block_size = block_size  # the model's context; a window has one more token
+        self.model, self.training = model, training
 
     @property
     def vocab_size(self):
         return len(self.vocabulary)
 
-    def check_block(self, instance):
-        """Refuse a block_size that an instance of so many tokens does not fit into."""
-        require(instance <= self.block_size + 1, "block_size", self.block_size, f"the longest instance needs at least {instance - 1}")
+    def documents(self, rng, count):
+        """`count` documents: a list of (tokens, mask)."""
+        raise NotImplementedError
 
     def batch(self, seed, step, batch_size):
-        """The training windows of one step: tokens int64, loss_mask bool, both (batch_size, block_size + 1).
+        """A step's training windows: tokens (int64) and mask (bool), (batch_size, block_size + 1).
 
-        loss_mask[:, i] says whether token i is a target. A pure function of its arguments: any number of loader
-        workers, a resumed run and every architecture see the same stream.
+        Each starts with a new document and cuts its last one off. They depend on the arguments
+        alone: every model, resumed run and loader worker sees the same.
         """
-        return self.pack(np.random.default_rng([seed, TRAIN, step]), batch_size)
+        rng = np.random.default_rng([seed, TRAIN, step])
+        width, count = self.block_size + 1, 2 * batch_size
+        windows, lengths = [], []
+        window_tokens, window_mask = [], []
+        while len(windows) < batch_size:
+            for tokens, mask in self.documents(rng, count):
+                lengths.append(len(tokens))
+                window_tokens += tokens
+                window_mask += mask
+                if len(window_tokens) >= width:
+                    windows.append((window_tokens[:width], window_mask[:width]))
+                    window_tokens, window_mask = [], []
+            missing = (batch_size - len(windows)) * (width / np.mean(lengths) + 1)
+            count = int(1.1 * missing) + 8  # a guess
+        tokens, mask = zip(*windows[:batch_size])
+        return np.array(tokens, dtype=np.int64), np.array(mask)
 
-    def pack(self, rng, rows):
-        """Documents behind one another, cut into windows. Left-aligned: each window starts with a new document, and the
-        last one is cut off at the window's end."""
-        width = self.block_size + 1
-        tokens, mask, lengths = self.documents(rng, 2 * rows)
-        while True:
-            starts = np.append(0, np.cumsum(lengths))
-            cuts, position = [], 0
-            while len(cuts) < rows and position + width <= len(tokens):
-                cuts.append(position)
-                position = starts[np.searchsorted(starts, position + width)]
-            if len(cuts) == rows:
-                index = np.array(cuts)[:, None] + np.arange(width)
-                return tokens[index], mask[index]
-            missing = (rows - len(cuts)) * (width / lengths.mean() + 1)
-            more = self.documents(rng, int(1.1 * missing) + 8)
-            tokens, mask, lengths = (np.concatenate(pair) for pair in zip((tokens, mask, lengths), more))
+    def evaluate(self, model, seed, n):
+        """{score: float} on n fresh documents: here the shares of them and of tokens."""
+        texts, masks = zip(*self.documents(np.random.default_rng([seed, EVAL]), n))
+        right = self.right_tokens(model, texts)
+        targets = [row[: len(mask)][mask] for row, mask in zip(right, masks)]
+        whole = [each.all() for each in targets]
+        return {"sequences": float(np.mean(whole)), "tokens": float(np.concatenate(targets).mean())}
 
+    def check_eval_size(self, n):
+        """ValueError if n instances are too few for all scores, or absurdly many."""
+        require_range("eval_size", n, self.fewest)
 
-@torch.no_grad()
-def right_tokens(model, tokens, batch_size):
-    """Whether the model's likeliest next token is the true one, bool as tokens[:, 1:], in numpy.
+    def check_fits(self, longest):
+        """ValueError if a window does not hold `longest` tokens."""
+        needed = f"at least {longest - 1} to hold an instance"
+        require(longest <= self.block_size + 1, "block_size", self.block_size, needed)
 
-    A model that is right about every token of an answer, given the true ones before it, is one that would have
-    generated that answer greedily: exact match needs no generation.
-    """
-    device = next(model.parameters()).device
-    right = []
-    for piece in torch.from_numpy(tokens).split(batch_size):
-        piece = piece.to(device)
-        right.append((model(piece[:, :-1])[0].argmax(-1) == piece[:, 1:]).cpu())
-    return torch.cat(right).numpy()
-
-
-NO_SHARES = ("KL", "bits", "bits/param")  # the scores that are numbers; all others are shares
-
-
-def written(name, score):
-    """A score in print."""
-    if name not in NO_SHARES:
-        return f"{score:.1%}"
-    return f"{score:,.0f}" if name == "bits" else f"{score:.3f}"
+    @torch.no_grad()
+    def right_tokens(self, model, texts):
+        """Whether the model finds each token likeliest, given those before: bool, (texts, longest).
+        An answer of such tokens is one that it would generate greedily."""
+        tokens, right = padded(texts).to(next(model.parameters()).device), []
+        for rows in tokens.split(self.training["batch_size"]):
+            right.append(model(rows[:, :-1])[0].argmax(-1) == rows[:, 1:])
+        return F.pad(torch.cat(right), (1, 0)).cpu().numpy()  # nothing predicts the first token
 
 
-def require(ok, field, value, allowed):
-    if not ok:
-        raise ValueError(f"{field} = {value!r}: {allowed}")
+def padded(texts):
+    """Lists of tokens as rows, zeros behind: int64, (texts, longest)."""
+    return pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
 
 
-def powers_of_two(most):
-    """The scored hops or lengths: 1, 2, 4 .. and most."""
-    return sorted({2**i for i in range(most.bit_length())} | {most})
-
-
-# ------------------------------------------------------------------------------------------------------------
-# 2. Copy (paper Fig. 5): can one layer repeat a permutation?
+# ---- 2. Copy (paper Fig. 5): can one layer repeat a permutation? -----------
 #
-#     <bos> 4 3 1 2 <query> 4 3 1 2
+#     <bos> 4 3 1 2 <query> [4 3 1 2]
 #
-# To copy, find the last token's first occurrence and take its right neighbour. Attention alone needs two layers (or a
-# much wider one): the first tells each token who stands left of it, the next looks that up. A Canon layer does the first.
-# Loss on the copy only.
-# ------------------------------------------------------------------------------------------------------------
+# To copy, find where the last token stood before and take its right neighbour.
+# Attention alone needs two layers, or a far wider one: one tells every token its
+# left neighbour, the next looks one up. A Canon layer can do the first.
 
 
 class Copy(Task):
@@ -223,193 +123,165 @@ class Copy(Task):
 
     def __init__(self, N, **settings):
         super().__init__(**settings)
-        require(N >= 2, "N", N, "the number of tokens to copy must be at least 2")
-        self.check_block(2 * N + 2)
+        require_range("N", N, 2)
+        self.check_fits(2 * N + 2)
         self.N = N
         self.bos, self.query = N + 1, N + 2
         self.vocabulary = ["", *map(str, range(1, N + 1)), "<bos>", "<query>"]
 
     def documents(self, rng, count):
-        tokens = np.empty((count, 2 * self.N + 2), dtype=np.int64)
-        tokens[:, 0] = self.bos
-        tokens[:, 1 : self.N + 1] = rng.permuted(np.tile(np.arange(1, self.N + 1), (count, 1)), axis=1)
-        tokens[:, self.N + 1] = self.query
-        tokens[:, self.N + 2 :] = tokens[:, 1 : self.N + 1]
-        mask = np.zeros(tokens.shape, dtype=bool)
-        mask[:, self.N + 2 :] = True
-        return tokens.ravel(), mask.ravel(), np.full(count, tokens.shape[1])
-
-    def evaluate(self, model, seed, n):
-        """n sequences: the share that is copied whole, and the share of tokens."""
-        tokens = self.documents(np.random.default_rng([seed, EVAL]), n)[0].reshape(n, -1)
-        right = right_tokens(model, tokens, self.training["batch_size"])[:, self.N + 1 :]
-        return {"sequences": float(right.all(1).mean()), "tokens": float(right.mean())}
+        mask = [False] * (self.N + 2) + [True] * self.N
+        permutations = [(1 + rng.permutation(self.N)).tolist() for _ in range(count)]
+        return [([self.bos, *numbers, self.query, *numbers], mask) for numbers in permutations]
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 3. Depo (paper Section 3): reasoning depth
+# ---- 3. Depo: reasoning depth ----------------------------------------------
 #
-#     <bos> c a  b d  d c  a b  <query_2> b <ans> c  <query_1> c <ans> a           the cycle a -> b -> d -> c -> a
+#     <bos> c a  b d  d c  a b  <query_2> b [<ans> c]  <query_1> c [<ans> a]
 #
-# The edges of a cycle in random order, then questions "who comes k after q?", each about another q. The answer must begin right behind
-# <ans>, so all k hops happen inside the network: its depth is what is measured. Words of several tokens (Depo1: 1-2,
-# Depo2: 5-7) make "who follows" a matter of putting neighbouring tokens together. And every node stands in the list
-# twice, once before its successor and once before whichever edge comes next; words being of different lengths, only
-# counting them from <bos> on tells which is which. Loss on <ans> and the answer only. Our choice: a <bos> opens each
-# instance. Keep N > 2K, or the scores measure less than k hops: on a cycle of n nodes, k hops forward are n - k hops
-# backward, and attention follows edges backward as easily.
-# ------------------------------------------------------------------------------------------------------------
+# The edges of a cycle, here a -> b -> d -> c -> a, in random order; then
+# questions: who comes k after q? The answer follows at once, so all k hops
+# happen inside the network: this measures its depth. Names are words of several
+# tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
+# Each name comes twice, and only counting words from <bos> tells a source from a
+# target; in Depo0, our addition, a comma after each edge does. Keep N > 2K: on a
+# cycle, k hops forward are n - k hops backward.
 
 
 class Depo(Task):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
-    queries = 10  # questions an instance, or n if that is less
+    questions = 10  # at most, in an instance
 
-    def __init__(self, N, K, V, word_len, **settings):
+    def __init__(self, N, K, V, word_len, separator=False, **settings):
         super().__init__(**settings)
-        require(N >= 3, "N", N, "a cycle needs at least 3 nodes")
-        require(K >= 1, "K", K, "at least one hop")
-        word_len = check_words(N, V, word_len)
-        self.check_block(1 + 2 * N * word_len[1] + min(self.queries, N) * (2 + 2 * word_len[1]))
-        self.N, self.K, self.V, self.word_len = N, K, V, word_len
-        self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<ans>", *(f"<query_{k}>" for k in range(1, K + 1))]
-        self.bos, self.ans = self.vocab_size - K - 2, self.vocab_size - K - 1
-        self.hops = powers_of_two(K)  # the scored k
+        require_range("N", N, 3)
+        require_range("K", K, 1)
+        self.N, self.K, self.words = N, K, Words(N, V, word_len)
+        word = self.words.longest
+        self.check_fits(1 + N * (2 * word + separator) + min(N, self.questions) * (2 * word + 2))
+        self.bos = 1 + len(self.words.vocabulary)
+        self.ans = self.bos + 1  # <query_k> is token ans + k
+        self.separator = [self.ans + K + 1] * separator
+        queries = [f"<query_{k}>" for k in range(1, K + 1)] + [","] * separator
+        self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<ans>", *queries]
+        self.hops = powers_of_two(K)  # scored
+        self.fewest = math.ceil(len(self.hops) / min(N, self.questions))
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        k = rng.integers(1, self.K + 1, np.minimum(sizes, self.queries).sum())
-        tokens, of, lengths, hop = self.instances(rng, sizes, k)
-        return tokens, hop[of] >= 0, lengths
+        hops = rng.integers(1, self.K + 1, np.minimum(sizes, self.questions).sum())
+        return [(tokens, mask) for tokens, mask, _ in self.instances(rng, sizes, hops)]
 
-    def instances(self, rng, sizes, k):
-        """Instances of the given sizes; k: the hops of all their queries, instance by instance.
+    def instances(self, rng, sizes, hops):
+        """For each size n the text of a cycle 0 -> 1 -> .. -> n-1 -> 0; hops: k of all questions.
 
-        Returns the three results of `spell`, and for each piece written its `hop`: k for an answer that is k hops from
-        its question, 0 for <ans>, -1 for what is no target.
+        Yields tokens; mask, true for each <ans> and its answer; and answers, [(k, start, end)]:
+        tokens[start:end] answers a question of k hops.
         """
-        V, count = self.V, len(sizes)
-        owner, at = ragged(sizes)  # the nodes of all cycles, in cycle order
-        first = (np.cumsum(sizes) - sizes)[owner]
-        pieces = np.concatenate([draw_words(rng, owner, V, self.word_len), specials(self.word_len[1], self.bos, 2 + self.K)])
-        bos, ans = len(owner), len(owner) + 1  # numbers of rows in pieces, not tokens; <query_k> stands k rows behind <ans>
-
-        # exercise 7: order, the rows of `pieces` that the instances are made of; lengths, how many of each instance; and hop
-        source = shuffle(rng, owner)  # the edges in random order
-        target = first + (at + 1) % sizes[owner]
-        asked = shuffle(rng, owner)[at < self.queries]  # distinct nodes to ask about
-        asker, which = owner[asked], at[at < self.queries]
-        answer = first[asked] + (at[asked] + k) % sizes[asker]
-
-        # Where each piece goes: <bos>, two pieces an edge, four a query.
-        queries = np.minimum(sizes, self.queries)
-        lengths = 1 + 2 * sizes + 4 * queries
-        start = np.cumsum(lengths) - lengths
-        order = np.empty(lengths.sum(), dtype=np.int64)
-        order[start] = bos
-        edge = start[owner] + 1 + 2 * at
-        order[edge], order[edge + 1] = source, target[source]
-        ask = start[asker] + 1 + 2 * sizes[asker] + 4 * which
-        order[ask], order[ask + 1], order[ask + 2], order[ask + 3] = ans + k, asked, ans, answer
-        hop = np.full(len(order), -1)
-        hop[ask + 2], hop[ask + 3] = 0, k
-        # end of exercise
-        return *spell(pieces, order, np.repeat(np.arange(count), lengths), count), hop
+        all_names, hops = self.words.draw(rng, sizes), iter(hops.tolist())
+        for names, edges, asked in zip(all_names, shuffles(rng, sizes), shuffles(rng, sizes)):
+            n, tokens, mask, answers = len(names), [self.bos], [], []
+            # exercise 7: names[x] is node x's word, a list of tokens; edges and asked are 0..n-1 in
+            # random order, and x in edges stands for x -> x + 1
+            for x in edges:
+                tokens += names[x] + names[(x + 1) % n] + self.separator
+            for q, k in zip(asked[: self.questions], hops):
+                tokens += [self.ans + k] + names[q]
+                mask += [False] * (len(tokens) - len(mask))
+                tokens += [self.ans] + names[(q + k) % n]
+                answers.append((k, len(mask) + 1, len(tokens)))
+                mask += [True] * (len(tokens) - len(mask))
+            # end of exercise
+            yield tokens, mask, answers
 
     def evaluate(self, model, seed, n):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
-        k = rng.permutation(np.resize(self.hops, n * min(self.N, self.queries)))  # each as often as the others
-        flat, of, lengths, hop = self.instances(rng, np.full(n, self.N), k)
-        owner, at = ragged(lengths)
-        right = right_tokens(model, padded(flat, lengths), self.training["batch_size"])
-        wrong = ~right[owner, at - 1]  # the token at i is predicted at i - 1; <bos> is never an answer
-        mistakes = np.bincount(of, weights=wrong, minlength=len(hop))
-        return {f"k={k}": float((mistakes[hop == k] == 0).mean()) for k in self.hops}
+        hops = rng.permutation(np.resize(self.hops, n * min(self.N, self.questions)))
+        texts, _, answers = zip(*self.instances(rng, [self.N] * n, hops))
+        right = defaultdict(list)
+        for row, spans in zip(self.right_tokens(model, texts), answers):
+            for k, start, end in spans:
+                right[k].append(row[start:end].all())
+        return {f"k={k}": float(np.mean(right[k])) for k in self.hops}
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 4. Brevo (paper Section 3): reasoning breadth
+def draw_sizes(rng, count, N):
+    """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N)."""
+    weights = 1 / (np.arange(3, N + 1) + N**0.5)
+    ends = np.cumsum(weights / weights.sum())[:-1]
+    return (3 + np.searchsorted(ends, rng.random(count), side="right")).tolist()
+
+
+def shuffles(rng, sizes):
+    """The numbers 0..n-1 in random order, for each size n."""
+    ends = np.cumsum(sizes)
+    return [keys.argsort().tolist() for keys in np.split(rng.random(ends[-1]), ends[:-1])]
+
+
+class Words:
+    """Words of word_len = (shortest, longest) tokens, N different ones at least. The last token is
+    in V+1..2V, which shows the end, the others in 1..V. (If all have one token, it is in 1..V.)"""
+
+    def __init__(self, N, V, word_len):
+        require_range("V", V, 1)
+        self.V, (self.shortest, self.longest) = V, word_len
+        allowed = "1 <= shortest <= longest <= 100"
+        require(1 <= self.shortest <= self.longest <= 100, "word_len", word_len, allowed)
+        many = sum(V**length for length in range(self.shortest, self.longest + 1))
+        require(N <= many, "N", N, f"V = {V} and word_len = {word_len} make only {many} words")
+        numbers = [str(number) for number in range(1, V + 1)]  # "7." goes on, "7" ends a word
+        self.vocabulary = [f"{number}." for number in numbers] * (self.longest > 1) + numbers
+
+    def draw(self, rng, sizes):
+        """n different words, lists of tokens, for each size n, of uniform lengths. Equals
+
+            while len(words) < n:
+                word = draw_word()
+                if word not in words:
+                    words.append(word)
+            rng.shuffle(words)
+
+        but all documents draw at once, and what misses a word draws again.
+        """
+        if self.longest == 1:
+            return [[[1 + i] for i in rng.permutation(self.V)[:n].tolist()] for n in sizes]
+        words, taken = [[None] * n for n in sizes], set()
+        missing = [(document, place) for document, n in enumerate(sizes) for place in range(n)]
+        while missing:
+            lengths = rng.integers(self.shortest, self.longest + 1, len(missing)).tolist()
+            tokens = rng.integers(1, self.V + 1, (len(missing), self.longest)).tolist()
+            drawn, missing = zip(missing, lengths, tokens), []
+            for (document, place), length, word in drawn:
+                word[length - 1 :] = [word[length - 1] + self.V]
+                if (document, *word) in taken:
+                    missing.append((document, place))
+                else:
+                    words[document][place] = word
+                    taken.add((document, *word))
+        return [[found[i] for i in order] for found, order in zip(words, shuffles(rng, sizes))]
+
+    def split(self, tokens):
+        """The words that tokens spell, tuples; a special token is one, too."""
+        words, word = [], ()
+        for token in tokens:
+            word += (token,)
+            if token > self.V or self.longest == 1:
+                words.append(word)
+                word = ()
+        return words + [word] if word else words  # the last one may lack its end
+
+
+# ---- 4. Brevo: reasoning breadth -------------------------------------------
 #
-#     <bos> a c  d f  b c  c e  a d <query> e <ans> b a c e <eos>          e needs c, which needs a and b; d and f do not matter
+#     <bos> a c  d f  b c  c e  a d <query> e [<ans> b a c e <eos>]
 #
-# The edges "parent child" of a random graph without cycles, in random order, then one question: all that q depends
-# on, parents before their children, q last; any such order is right. The very first name must be a node without
-# parents (a leaf, as the paper says) that q depends on, so the whole sub-graph has to be searched before a word is
-# written: its breadth is what is measured. Loss from <ans> to <eos>. Brevo1: names of one token, 1..N; Brevo2: of
-# 2-4. A <bos> opens each instance (our choice, as in Depo).
-# ------------------------------------------------------------------------------------------------------------
-
-
-def draw_graphs(rng, sizes):
-    """A random directed graph without cycles for each size n; its nodes 0..n-1 are in an order with parents before children.
-
-    The first L, uniform in 1..(n-1)//4 + 1, are leaves: they have no parents. Each later one gets 1..4 parents (uniform, or as many as
-    there are) among the earlier nodes that have fewer than 4 children.
-    returns  graph, parent, child, (edges,) each: all edges, sorted by graph, in random order within a graph
-             edge (graphs, largest, largest) bool: the same as a table, edge[g, a, b] says that a is a parent of b
-             leaves (graphs,): L
-    """
-    largest = sizes.max()
-    edges = []
-    children = np.zeros((len(sizes), largest), dtype=np.int64)
-    leaves = rng.integers(1, (sizes - 1) // 4 + 2)
-    for node in range(1, largest):
-        graphs = np.flatnonzero((leaves <= node) & (node < sizes))  # those in which it is there, and no leaf
-        few = min(4, node)
-        key = rng.random((len(graphs), node), dtype=np.float32)
-        key[children[graphs, :node] == 4] = 2
-        picks = np.argpartition(key, range(few), axis=1)[:, :few]  # four at random; those that have 4 children come last
-        chosen = np.arange(few) < rng.integers(1, 5, (len(graphs), 1))
-        chosen &= np.take_along_axis(key, picks, 1) < 2
-        row, column = np.nonzero(chosen)
-        parent = picks[row, column]
-        children[graphs[row], parent] += 1
-        edges.append((graphs[row], parent, np.full(len(row), node)))
-    of, parent, child = map(np.concatenate, zip(*edges))
-    edge = np.zeros((len(sizes), largest, largest), dtype=bool)
-    edge[of, parent, child] = True
-    mix = shuffle(rng, of)
-    return of[mix], parent[mix], child[mix], edge, leaves
-
-
-def dependencies(edge, q):
-    """need (graphs, largest) bool: q (graphs,) and all that it depends on."""
-    need = np.zeros(edge.shape[:2], dtype=bool)
-    need[np.arange(len(q)), q] = True
-    for node in reversed(range(need.shape[1])):  # children first
-        graphs = np.flatnonzero(need[:, node])
-        need[graphs] |= edge[graphs, :, node]
-    return need
-
-
-def random_order(rng, edge, need):
-    """The needed nodes in a random topological order, -1 behind: (graphs, longest).
-
-    In each place stands one of the nodes whose parents are all written, each as likely as the others. (Our choice: so
-    not all whole orders are equally likely.)"""
-    counts = need.sum(1)
-    waits = edge.sum(1, dtype=np.int64)  # how many parents are not yet written
-    waits[~need] = -1
-    order = np.full((len(need), counts.max()), -1)
-    for place in range(counts.max()):
-        graphs = np.flatnonzero(place < counts)
-        key = rng.random((len(graphs), need.shape[1]), dtype=np.float32)
-        key[waits[graphs] != 0] = -1
-        node = key.argmax(1)
-        order[graphs, place] = node
-        waits[graphs] -= edge[graphs, node]
-        waits[graphs, node] = -1
-    return order
-
-
-def distance_to_leaf(edge):
-    """(graphs, largest): how many edges up from each node to the nearest one without parents."""
-    distance = np.zeros(edge.shape[:2], dtype=np.int64)
-    for node in range(1, edge.shape[2]):
-        graphs = np.flatnonzero(edge[:, :node, node].any(1))
-        distance[graphs, node] = 1 + np.where(edge[graphs, :node, node], distance[graphs, :node], node).min(1)
-    return distance
+# The edges "parent child" of a random graph without cycles, in random order;
+# then all that q depends on, parents before their children, q last; any such
+# order is right. Here e needs c, which needs a and b. The answer starts with a
+# node without parents, so the model searches the whole sub-graph before it
+# writes a word: this measures breadth. Names are one token 1..N in Brevo1, words
+# of 2-4 tokens in Brevo2.
 
 
 class Brevo(Task):
@@ -417,103 +289,121 @@ class Brevo(Task):
 
     def __init__(self, N, V=None, word_len=(1, 1), **settings):
         super().__init__(**settings)
-        require(N >= 3, "N", N, "a graph needs at least 3 nodes")
-        V = N if V is None else V
-        word_len = check_words(N, V, word_len)
-        edges = 4 * N - 10 if N > 3 else 3  # at most: the first node is the only leaf, and all others have min(4, node) parents
-        self.check_block(4 + int((2 * edges + 1 + N) * sum(word_len) / 2))  # with words of the mean length
-        self.N, self.V, self.word_len = N, V, word_len
-        self.vocabulary = ["", *word_tokens(V, word_len), "<bos>", "<query>", "<ans>", "<eos>"]
+        require_range("N", N, 3)
+        self.N, self.words = N, Words(N, N if V is None else V, word_len)
+        most_edges = sum(min(4, node) for node in range(N))
+        self.check_fits(4 + (2 * most_edges + 1 + N) * self.words.longest)
+        self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
 
     def documents(self, rng, count):
-        tokens, of, lengths, target, *_ = self.instances(rng, draw_sizes(rng, count, self.N))
-        return tokens, target[of], lengths
+        return [
+            (prompt + answer, [False] * (len(prompt) - 1) + [True] * (len(answer) + 1))
+            for prompt, answer, _ in self.instances(rng, draw_sizes(rng, count, self.N))
+        ]  # <ans>, which ends the prompt, is a target, too
 
     def instances(self, rng, sizes):
-        """Instances of the given sizes: the three results of `spell`, for each piece written whether it is a target, and the graphs' edges
-        and asked nodes."""
-        of, parent, child, edge, leaves = draw_graphs(rng, sizes)
-        q = sizes - 1 - rng.integers(0, (sizes - leaves + 3) // 4)  # one of the last quarter of those with parents
-        need = dependencies(edge, q)
-        answer = random_order(rng, edge, need)
-
-        owner, _ = ragged(sizes)
-        node = np.cumsum(sizes) - sizes  # the row in `pieces` of each graph's first node
-        pieces = np.concatenate([draw_words(rng, owner, self.V, self.word_len), specials(self.word_len[1], self.bos, 4)])
-        bos, query, ans, eos = len(owner) + np.arange(4)
-
-        edges, answers = np.bincount(of, minlength=len(sizes)), need.sum(1)
-        lengths = 1 + 2 * edges + 3 + answers + 1  # <bos>, edges, <query> q <ans>, answer, <eos>
-        start = np.cumsum(lengths) - lengths
-        order = np.empty(lengths.sum(), dtype=np.int64)
-        order[start] = bos
-        place = start[of] + 1 + 2 * ragged(edges)[1]
-        order[place], order[place + 1] = node[of] + parent, node[of] + child
-        ask = start + 1 + 2 * edges
-        order[ask], order[ask + 1], order[ask + 2], order[start + lengths - 1] = query, node + q, ans, eos
-        of, at = ragged(answers)
-        order[ask[of] + 3 + at] = node[of] + answer[of, at]
-        document, at = ragged(lengths)
-        target = at >= (ask - start + 2)[document]  # from <ans> on
-        return *spell(pieces, order, document, len(sizes)), target, edge, q
-
-    def words(self, tokens):
-        """The words that a list of tokens spells, as tuples; a special token is a word, too."""
-        words, word = [], ()
-        for token in tokens:
-            word += (token,)
-            if token > self.V or self.word_len[1] == 1:
-                words.append(word)
-                word = ()
-        return words + [word] * (word != ())  # the last may be unfinished
+        """For each size a prompt, an answer, and the depth of q."""
+        all_names = self.words.draw(rng, sizes)
+        dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for one number
+        for n, names in zip(sizes, all_names):
+            parents = draw_graph(dice, n)
+            q = dice.randrange(n - math.ceil(n / 4), n)  # the last quarter has parents
+            edges = [(parent, node) for node in range(n) for parent in parents[node]]
+            dice.shuffle(edges)
+            prompt = [self.bos, *spell(names, itertools.chain(*edges))]
+            prompt += [self.query, *names[q], self.ans]
+            answer = [*spell(names, draw_order(dice, parents, q)), self.eos]
+            yield prompt, answer, depth_of(parents, q)
 
     def verify(self, prompt, answer):
-        """Whether `answer` is right for `prompt`, lists of tokens; the graph is read from the prompt itself."""
-        _, *edges, query, q, ans = self.words(prompt)
-        parents = {}
+        """Whether the answer is right for the prompt, two lists of tokens."""
+        _, *edges, _, q, _ = self.words.split(prompt)
+        parents = defaultdict(set)
         for parent, child in zip(edges[::2], edges[1::2]):
-            parents.setdefault(child, set()).add(parent)
-        need, todo = {q}, [q]
-        while todo:
-            more = parents.get(todo.pop(), set()) - need
-            need |= more
-            todo += more
+            parents[child].add(parent)
         if self.eos not in answer:
             return False
-        named = self.words(answer[: answer.index(self.eos)])
-        in_order = all(parents.get(word, set()) <= set(named[:i]) for i, word in enumerate(named))
-        return in_order and set(named) == need and len(named) == len(need)
+        named = self.words.split(answer[: answer.index(self.eos)])
+        in_order = all(parents[word] <= set(named[:i]) for i, word in enumerate(named))
+        return in_order and sorted(named) == sorted(dependencies(parents, q))
 
     def evaluate(self, model, seed, n):
-        """n instances of size N, answered greedily: the share of right answers, of all and by `depth`, the distance (1 to 5) of the asked
-        node from the nearest leaf (as in the paper's Fig. 9)."""
-        rng = np.random.default_rng([seed, EVAL])
-        flat, of, lengths, target, edge, q = self.instances(rng, np.full(n, self.N))
-        distance = distance_to_leaf(edge)[np.arange(n), q]
-        tokens = padded(flat, lengths)
-        prompt = lengths - np.bincount(ragged(lengths)[0], weights=target[of]).astype(int) + 1  # up to <ans>
-        device, size = next(model.parameters()).device, 4 * self.training["batch_size"]
-        right = np.zeros(n, dtype=bool)
-        fits = np.flatnonzero(lengths <= self.block_size + 1)  # words that are all long can make an instance too long: left out
-        for rows in (fits[i : i + size] for i in range(0, len(fits), size)):
-            given = torch.from_numpy(tokens[rows, : prompt[rows].max()]).to(device)
-            # all right answers name the same nodes, so they are as long as the one we have
-            new = lengths[rows].max() - prompt[rows].max()
-            texts = model.generate(given, new, 0.0, self.eos, lengths=torch.from_numpy(prompt[rows]).to(device))
-            right[rows] = [self.verify(row[:end], row[end:]) for row, end in zip(texts.tolist(), prompt[rows])]
-        right, distance = right[fits], distance[fits]
-        return {"all": float(right.mean()), **{f"depth={d}": float(right[distance == d].mean()) for d in np.unique(distance[distance <= 5])}}
+        """n greedy answers at size N: the share right, of all and by depth of q (paper Fig. 9)."""
+        groups = defaultdict(list)  # by length, as `generate` takes prompts of one length
+        for instance in self.instances(np.random.default_rng([seed, EVAL]), [self.N] * n):
+            groups[len(instance[0])].append(instance)
+        device, right = next(model.parameters()).device, defaultdict(list)
+        for length, group in groups.items():
+            prompts, answers, depths = zip(*group)
+            longest, texts = max(map(len, answers)), []  # right answers are as long as ours
+            for rows in torch.tensor(prompts, device=device).split(4 * self.training["batch_size"]):
+                texts += model.generate(rows, longest, 0.0, self.eos)[:, length:].tolist()
+            for prompt, text, depth in zip(prompts, texts, depths):
+                right["all"].append(self.verify(prompt, text))
+                right[f"depth={depth}"].append(right["all"][-1])
+        scores = ["all", *(f"depth={depth}" for depth in range(1, 6))]  # those that occur
+        return {score: float(np.mean(right[score])) for score in scores if score in right}
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 5. Mano (paper Section 3): knowledge manipulation
+def spell(names, nodes):
+    return [token for node in nodes for token in names[node]]
+
+
+def draw_graph(dice, n):
+    """Each node's parents in a random graph. The first 1..(n-1)//4+1 nodes are leaves: they have
+    none. A later one has 1..min(4, free) of the `free` earlier ones with fewer than 4 children."""
+    leaves = dice.randint(1, (n - 1) // 4 + 1)
+    parents, children = [[] for _ in range(n)], [0] * n
+    for node in range(leaves, n):
+        free = [other for other in range(node) if children[other] < 4]
+        parents[node] = dice.sample(free, dice.randint(1, min(4, len(free))))
+        for parent in parents[node]:
+            children[parent] += 1
+    return parents
+
+
+def draw_order(dice, parents, q):
+    """All that q depends on and q, parents first. Drawn backward from q: next is one of the nodes
+    whose needed children are all there."""
+    needed = dependencies(parents, q)
+    missing = Counter(parent for node in needed for parent in parents[node])  # children
+    order, ready = [], [q]
+    while ready:
+        node = ready.pop(dice.randrange(len(ready)))
+        order.append(node)
+        for parent in parents[node]:
+            missing[parent] -= 1
+            if missing[parent] == 0:
+                ready.append(parent)
+    return order[::-1]
+
+
+def dependencies(parents, q):
+    """q and all that it depends on, a set."""
+    found, unexplored = {q}, [q]
+    while unexplored:
+        new = set(parents[unexplored.pop()]) - found
+        found |= new
+        unexplored += new
+    return found
+
+
+def depth_of(parents, q):
+    """How many edges up from q the nearest leaf is."""
+    level, steps = {q}, 0
+    while all(parents[node] for node in level):
+        level, steps = {parent for node in level for parent in parents[node]}, steps + 1
+    return steps
+
+
+# ---- 5. Mano: knowledge manipulation ---------------------------------------
 #
-#     <bos> <len_3> * - 7 20 + 3 9 <ans> 5                                  (7 - 20) * (3 + 9) = 5 mod 23
+#     [<bos> <len_3> * - 7 20 + 3 9 <ans> 5]      (7 - 20) * (3 + 9) = 5 mod 23
 #
-# Arithmetic modulo 23 in prefix notation, worked out in the head: the tables of + - * are knowledge that must be
-# learnt, and then applied l times over, with nothing written in between. Loss on all tokens.
-# ------------------------------------------------------------------------------------------------------------
+# Arithmetic modulo 23 in prefix notation, in the head: the tables of + - * are
+# knowledge, to be learnt and then applied several times over. All tokens are
+# targets. Short expressions are few and come again.
 
 
 class Mano(Task):
@@ -522,184 +412,191 @@ class Mano(Task):
 
     def __init__(self, L, **settings):
         super().__init__(**settings)
-        require(L >= 1, "L", L, "at least one operator")
-        self.check_block(2 * L + 5)
+        require_range("L", L, 1, 400)  # Python's recursion goes so deep
+        self.check_fits(2 * L + 5)
         self.L = L
-        self.operator = self.modulus + 1  # the number x is token 1 + x; then come + - *, <bos>, <ans>, <len_1> .. <len_L>
-        self.bos, self.ans, self.len = self.operator + 3, self.operator + 4, self.operator + 4
-        numbers, lengths = map(str, range(self.modulus)), (f"<len_{l}>" for l in range(1, L + 1))
+        numbers, lengths = map(str, range(self.modulus)), [f"<len_{l}>" for l in range(1, L + 1)]
         self.vocabulary = ["", *numbers, "+", "-", "*", "<bos>", "<ans>", *lengths]
+        self.plus = self.modulus + 1  # the number x is token x + 1; then come + - *
+        self.bos, self.ans = self.plus + 3, self.plus + 4  # <len_l> is token ans + l
         self.scored = powers_of_two(L)  # l
 
     def documents(self, rng, count):
-        tokens, lengths = self.instances(rng, rng.integers(1, self.L + 1, count))
-        tokens = tokens[tokens > 0]
-        return tokens, np.ones(len(tokens), dtype=bool), lengths
+        texts = self.instances(rng, rng.integers(1, self.L + 1, count).tolist())
+        return [(tokens, [True] * len(tokens)) for tokens in texts]
 
-    def instances(self, rng, l):
-        """One instance for each l, with l operators: tokens (instances, longest), zeros behind them, and their lengths."""
-        each, size, longest = np.arange(len(l)), 2 * l + 1, 2 * l.max() + 1
-        tokens = np.zeros((len(l), longest + 4), dtype=np.int64)
-        text = tokens[:, 2:]
-        # Written from left to right. A stack holds the operands still to come, as their numbers of operators: 0 is a number; more than
-        # that is an operator, which splits the others uniformly between its two operands. The left one goes on top.
-        stack, top = np.zeros((len(l), longest), dtype=np.int64), np.zeros(len(l), dtype=np.int64)
-        stack[:, 0] = l
-        for at in range(longest):
-            row = each[at < size]
-            todo = stack[row, top[row]]
-            split = todo > 0
-            text[row, at] = np.where(split, self.operator + rng.integers(0, 3, len(row)), 1 + rng.integers(0, self.modulus, len(row)))
-            left = rng.integers(0, np.maximum(todo, 1))
-            stack[row, top[row]] = todo - 1 - left
-            top[row] += np.where(split, 1, -1)
-            stack[row[split], top[row[split]]] = left[split]
-        # Every stack is empty again (top = -1). Worked out from right to left: so an operator finds its operands on the stack, the left
-        # one on top.
-        for at in reversed(range(longest)):
-            row = each[at < size]
-            token = text[row, at] - self.operator
-            a, b = stack[row, top[row]], stack[row, top[row] - 1]  # for a number these two are not used
-            value = np.select([token < 0, token == 0, token == 1], [token + self.operator - 1, a + b, a - b], a * b)
-            top[row] += np.where(token < 0, 1, -1)
-            stack[row, top[row]] = value % self.modulus
-        tokens[:, 0], tokens[:, 1] = self.bos, self.len + l
-        tokens[each, size + 2], tokens[each, size + 3] = self.ans, 1 + stack[:, 0]
-        return tokens, size + 4
+    def instances(self, rng, lengths):
+        """The tokens of an instance for each length l. Expressions of l operators are drawn like
+
+            def expression(l):
+                if l == 0:
+                    return [number()]
+                left = rng.integers(l)  # operators in the left operand
+                return [operator(), *expression(left), *expression(l - 1 - left)]
+
+        but all side by side, a token a turn.
+        """
+        texts = [[self.bos, self.ans + l] for l in lengths]
+        stacks = [[l] for l in lengths]  # operands to come, the next one last
+        for _ in range(2 * max(lengths) + 1):
+            growing = [i for i, stack in enumerate(stacks) if stack]
+            operands = [stacks[i].pop() for i in growing]
+            operators = (self.plus + rng.integers(0, 3, len(growing))).tolist()
+            numbers = (1 + rng.integers(0, self.modulus, len(growing))).tolist()
+            lefts = rng.integers(0, np.maximum(operands, 1)).tolist()
+            for i, l, operator, number, left in zip(growing, operands, operators, numbers, lefts):
+                texts[i].append(operator if l > 0 else number)
+                stacks[i] += [l - 1 - left, left] if l > 0 else []
+        return [[*text, self.ans, 1 + self.value(iter(text[2:]))] for text in texts]
+
+    def value(self, tokens):
+        """The value of the expression that an iterator of tokens starts with."""
+        token = next(tokens)
+        if token < self.plus:
+            return token - 1
+        a, b = self.value(tokens), self.value(tokens)
+        return (a + b, a - b, a * b)[token - self.plus] % self.modulus
 
     def evaluate(self, model, seed, n):
         """n expressions of each scored l: the share of right values."""
-        l = np.repeat(self.scored, n)
-        tokens, lengths = self.instances(np.random.default_rng([seed, EVAL]), l)
-        right = right_tokens(model, tokens, self.training["batch_size"])[np.arange(len(l)), lengths - 2]
-        return {f"l={length}": float(right[l == length].mean()) for length in self.scored}
+        lengths = [l for l in self.scored for _ in range(n)]
+        texts = self.instances(np.random.default_rng([seed, EVAL]), lengths)
+        right = self.right_tokens(model, texts)
+        values = np.reshape([row[len(text) - 1] for row, text in zip(right, texts)], (-1, n))
+        return {f"l={l}": float(share) for l, share in zip(self.scored, values.mean(1))}
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 6. Lano (paper Section 3): the structure of language
+# ---- 6. Lano: the structure of language ------------------------------------
 #
-#     <bos> 3 3 2 2 1 .. 1 2 1 <bos> 3 1 2 1 ..                             sentences of a grammar, one after another
+#     [<bos> 3 3 2 2 1 .. 1 2 1 <bos> 3 1 2 1 ..]        sentences of a grammar
 #
-# A sentence grows from the root: a symbol is replaced by one of its rules, each as likely as the others, level by
-# level down to the tokens 1, 2, 3. What a symbol grows into is its yield. Nothing marks where a yield begins and
-# ends, and neighbouring tokens hardly tell: the whole tree has to be inferred. Loss on all tokens. Two scores: how
-# many of the model's own texts are sentences, and how far its predictions are from the exact ones. Both come from one
-# chart. Let I_X[i, j] = P(X yields exactly the tokens i .. j-1). A rule X -> B C D adds I_B I_C I_D / (number of X's
-# rules) to I_X, a matrix product: "B up to somewhere, C from there up to somewhere else, then D". The grammar has
-# levels, so all matrices follow from those of the tokens, one level after another.
-# ------------------------------------------------------------------------------------------------------------
+# A sentence grows from the root: level by level, each symbol becomes one of its
+# rules, all equally likely, down to the tokens 1, 2, 3. Nothing marks where the
+# tokens of a symbol begin or end, so the model infers the whole tree. All tokens
+# are targets. Both scores come from one chart. Let
+#
+#     I_X[i, j] = P(X grows into exactly the tokens i .. j-1)
+#
+# Then I_X is the mean over X's rules, such as X -> B C D, of the matrix products
+# I_B I_C I_D: "B up to somewhere, C from there, D from there". So the tokens'
+# matrices give those of the next level, and on up.
 
 GRAMMARS = {
     "cfg3f": """22: 20 21 | 20 19 21 | 21 19 19 | 20 20
-        19: 18 16 18 | 17 18 | 18 18             20: 16 16 | 16 17 | 17 16 18             21: 18 17 | 17 16 | 16 17 18 | 16 18
-        16: 15 15 | 13 15 13 | 14 13 | 14 14     17: 15 14 13 | 14 15 | 15 14             18: 14 15 13 | 15 13 13 | 13 15
-        13: 11 12 | 12 11 12 | 10 12 11          14: 10 12 | 12 10 12 | 12 11 | 10 12 12  15: 10 11 11 | 11 11 10 | 10 10 | 12 12 11
-        10: 8 9 9 | 9 7 9 | 7 9 9                11: 8 8 | 9 7 | 9 7 7                    12: 7 9 7 | 9 8 | 8 8 9
-        7: 2 2 1 | 3 2 2 | 3 1 2 | 3 2           8: 3 1 1 | 1 2 | 3 3 1                   9: 1 2 1 | 3 3 | 1 1""",
+    19: 18 16 18 | 17 18 | 18 18   20: 16 16 | 16 17 | 17 16 18
+    21: 18 17 | 17 16 | 16 17 18 | 16 18
+    16: 15 15 | 13 15 13 | 14 13 | 14 14   17: 15 14 13 | 14 15 | 15 14
+    18: 14 15 13 | 15 13 13 | 13 15
+    13: 11 12 | 12 11 12 | 10 12 11   14: 10 12 | 12 10 12 | 12 11 | 10 12 12
+    15: 10 11 11 | 11 11 10 | 10 10 | 12 12 11
+    10: 8 9 9 | 9 7 9 | 7 9 9   11: 8 8 | 9 7 | 9 7 7   12: 7 9 7 | 9 8 | 8 8 9
+    7: 2 2 1 | 3 2 2 | 3 1 2 | 3 2   8: 3 1 1 | 1 2 | 3 3 1   9: 1 2 1 | 3 3 | 1 1""",
     "cfg3j": """25: 22 22 | 23 22 | 24 23 24
-        22: 19 20 | 19 19 21 | 20 19 19          23: 21 19 20 | 21 20 | 19 20 20          24: 19 19 | 20 21 19 | 19 21 21
-        19: 17 17 16 | 16 18 18 | 16 17          20: 17 17 17 | 18 18 | 18 17 18          21: 18 16 | 16 17 17 | 16 18 16
-        16: 14 15 | 13 15 | 15 15                17: 14 14 | 15 15 15 | 15 14             18: 14 13 15 | 13 13 14 | 13 14
-        13: 10 12 | 12 10 | 11 11                14: 10 11 | 12 11 10 | 10 11 11          15: 11 12 12 | 10 10 | 11 12
-        10: 7 7 9 | 8 7 | 9 8                    11: 7 8 8 | 9 9 | 8 8                    12: 7 7 8 | 8 7 7 | 9 8 8
-        7: 1 2 | 2 2 | 3 3 2                     8: 3 1 | 2 3 | 1 1 2                     9: 3 2 1 | 1 3 | 3 2""",
+    22: 19 20 | 19 19 21 | 20 19 19   23: 21 19 20 | 21 20 | 19 20 20
+    24: 19 19 | 20 21 19 | 19 21 21
+    19: 17 17 16 | 16 18 18 | 16 17   20: 17 17 17 | 18 18 | 18 17 18
+    21: 18 16 | 16 17 17 | 16 18 16
+    16: 14 15 | 13 15 | 15 15   17: 14 14 | 15 15 15 | 15 14   18: 14 13 15 | 13 13 14 | 13 14
+    13: 10 12 | 12 10 | 11 11   14: 10 11 | 12 11 10 | 10 11 11   15: 11 12 12 | 10 10 | 11 12
+    10: 7 7 9 | 8 7 | 9 8   11: 7 8 8 | 9 9 | 8 8   12: 7 7 8 | 8 7 7 | 9 8 8
+    7: 1 2 | 2 2 | 3 3 2   8: 3 1 | 2 3 | 1 1 2   9: 3 2 1 | 1 3 | 3 2""",
     "cfg3k": """25: 22 23 | 24 24 | 24 23
-        22: 21 19 | 21 20 20 | 21 21 | 19 21     23: 20 21 20 | 20 21 21 | 20 20 | 19 20  24: 21 20 | 20 21 | 19 19 21
-        19: 17 18 16 | 18 16 | 18 16 18 | 18 18 17   20: 17 17 17 | 16 18 | 17 17 16 | 18 17 16   21: 18 17 | 16 18 16 | 17 16 16 | 17 18 18
-        16: 15 14 | 14 15 | 15 14 15 | 14 13 13  17: 14 15 14 | 15 13 13 | 15 15          18: 14 14 | 15 13 | 13 14 14
-        13: 10 12 12 | 11 11 12 | 12 12          14: 10 11 | 10 11 11 | 11 10 10 | 11 11  15: 12 11 | 10 10 | 11 12
-        10: 7 7 | 8 8 | 9 9 7 | 7 9 7            11: 8 7 9 | 7 7 7 | 7 8 7                12: 7 8 | 8 8 7 | 9 7 9 | 8 9
-        7: 3 3 | 1 3 1 | 2 1                     8: 2 3 | 1 1 2 | 3 1 | 1 2 2             9: 1 3 3 | 2 2 | 1 1 1 | 3 2 3""",
+    22: 21 19 | 21 20 20 | 21 21 | 19 21   23: 20 21 20 | 20 21 21 | 20 20 | 19 20
+    24: 21 20 | 20 21 | 19 19 21
+    19: 17 18 16 | 18 16 | 18 16 18 | 18 18 17   20: 17 17 17 | 16 18 | 17 17 16 | 18 17 16
+    21: 18 17 | 16 18 16 | 17 16 16 | 17 18 18
+    16: 15 14 | 14 15 | 15 14 15 | 14 13 13   17: 14 15 14 | 15 13 13 | 15 15
+    18: 14 14 | 15 13 | 13 14 14
+    13: 10 12 12 | 11 11 12 | 12 12   14: 10 11 | 10 11 11 | 11 10 10 | 11 11
+    15: 12 11 | 10 10 | 11 12
+    10: 7 7 | 8 8 | 9 9 7 | 7 9 7   11: 8 7 9 | 7 7 7 | 7 8 7   12: 7 8 | 8 8 7 | 9 7 9 | 8 9
+    7: 3 3 | 1 3 1 | 2 1   8: 2 3 | 1 1 2 | 3 1 | 1 2 2   9: 1 3 3 | 2 2 | 1 1 1 | 3 2 3""",
 }
 
 
 class Grammar:
-    """A levelled grammar whose sentences grow from `root` (default: its highest symbol).
-
-    rules  {symbol: [its rules, tuples of symbols one level down]}, lower levels first; 1, 2, 3 are tokens
-    """
+    """rules {symbol: list of tuples of symbols}, lower levels first; root, by default the highest
+    symbol; mean and longest {symbol: the number of tokens it grows into}."""
 
     def __init__(self, text, root=None):
-        rules = {}
-        for word in text.replace("|", " | ").split():
-            if word.endswith(":"):
-                rules[int(word[:-1])] = parts = [()]
-            elif word == "|":
-                parts.append(())
-            else:
-                parts[-1] += (int(word),)
+        fields = re.split(r"(\d+):", text)[1:]  # symbol, its rules, symbol, its rules ..
+        rules = {
+            int(symbol): [tuple(map(int, rule.split())) for rule in choices.split("|")]
+            for symbol, choices in zip(fields[::2], fields[1::2])
+        }
         self.root = max(rules) if root is None else root
         require(self.root in rules, "root", root, f"allowed: {min(rules)} to {max(rules)}")
-        used = {self.root}
-        for symbol in sorted(rules, reverse=True):
-            used |= {part for rule in rules[symbol] if symbol in used for part in rule}
-        self.rules = {symbol: rules[symbol] for symbol in sorted(rules) if symbol in used}
-        self.table = np.zeros((self.root + 1, max(map(len, self.rules.values())), 3), dtype=np.int64)  # [symbol, rule]: parts, zeros behind
-        for symbol, parts in self.rules.items():
-            for i, rule in enumerate(parts):
-                self.table[symbol, i, : len(rule)] = rule
-        self.choices = (self.table[:, :, 0] > 0).sum(1)
+        self.rules = {symbol: rules[symbol] for symbol in sorted(rules) if symbol <= self.root}
 
-        self.mean, self.longest = {1: 1, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 1}  # of each symbol's yield, in tokens
-        for symbol, parts in self.rules.items():
-            self.mean[symbol] = sum(self.mean[part] for rule in parts for part in rule) / len(parts)
-            self.longest[symbol] = max(sum(self.longest[part] for part in rule) for rule in parts)
+        self.mean, self.longest = {1: 1, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 1}
+        for symbol, choices in self.rules.items():
+            self.mean[symbol] = np.mean([sum(self.mean[part] for part in rule) for rule in choices])
+            self.longest[symbol] = max(sum(self.longest[part] for part in rule) for rule in choices)
 
     def sample(self, rng, count):
-        """`count` sentences: their tokens, all behind one another, and each one's length."""
-        symbols, owner = np.full(count, self.root), np.arange(count)
-        while symbols[0] in self.rules:
-            parts = self.table[symbols, (rng.random(len(symbols)) * self.choices[symbols]).astype(int)]  # (symbols, 3)
-            used = parts > 0
-            symbols, owner = parts[used], np.repeat(owner, used.sum(1))
-        return symbols, np.bincount(owner, minlength=count)
+        """`count` sentences, lists of tokens."""
+        sentences = [[self.root] for _ in range(count)]
+        while sentences[0][0] in self.rules:
+            chances = iter(rng.random(sum(map(len, sentences))).tolist())
+            sentences = [
+                [part for symbol in sentence for part in choose(self.rules[symbol], next(chances))]
+                for sentence in sentences
+            ]
+        return sentences
 
-    def chart(self, tokens, c=2.1):
-        """For each prefix of each row: how likely is it, and then each next token, or the end?
+    def chart(self, tokens, scale=2.1):
+        """How likely each prefix is with each next token, or the end, behind it.
 
-        tokens   (B, T) int64, a sentence a row; zeros behind it if it is shorter than T
-        returns  (B, T + 1, 4) float64 (float32 on MPS): [b, t, v] is the probability that a sentence starts with row b's first t tokens
-                 and then has v, with v = 0 for its end; times c^t. The factor, of the order of 1 / P(a token), keeps long
-                 sentences from underflowing.
+        tokens    (B, T) int64, a sentence a row, zeros behind it
+        returns   (B, T + 1, 4) float64 (float32 on MPS): [b, t, v] is scale^t times the probability
+                  that a sentence starts with row b's first t tokens and then has v (0: ends). The
+                  scale, about 1 / P(a token), prevents underflow
         """
         B, T = tokens.shape
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
-        # Up: the matrices I_X of the tokens, then level by level those of the symbols below the root, by `band_product`, as a yield
-        # of X has at most self.longest[X] tokens. Down: the root must begin at 0, so from here one row of each matrix will do:
-        # starts[X][t] = P(the first t tokens are right, and an X begins there). The first part of a rule begins where its symbol does,
-        # the next where that ends.
-        # exercise 11
-        yields = {v: torch.diag_embed(c * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}  # I_X, each (B, T + 1, T + 1)
+        # exercise 11: `starts` and `end`
+        # Up, level by level: I_X of all symbols below the root. It is zero where j - i exceeds
+        # longest[X]; skipping that is several times faster.
+        inside = {v: torch.diag_embed(scale * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}
         for symbol in list(self.rules)[:-1]:
             total = 0
             for first, *others in self.rules[symbol]:
-                product, length = yields[first], self.longest[first]
+                product, width = inside[first], self.longest[first]
                 for part in others:
-                    product = band_product(product, yields[part], length, self.longest[part])
-                    length += self.longest[part]
+                    product = band_product(product, inside[part], width, self.longest[part])
+                    width += self.longest[part]
                 total = total + product
-            yields[symbol] = total / len(self.rules[symbol])
-        starts = {symbol: tokens.new_zeros(B, 1, T + 1, dtype=dtype) for symbol in [*yields, self.root]}
-        starts[self.root][..., 0] = 1
-        end = 0
+            inside[symbol] = total / len(self.rules[symbol])  # (B, T + 1, T + 1)
+        # Down: starts[X][t] = P(the first t tokens are right, and an X begins there). The root
+        # begins at 0, a rule's first part where its symbol does, the next where that ends.
+        zeros = tokens.new_zeros(B, 1, T + 1, dtype=dtype)
+        starts, end = defaultdict(lambda: zeros), zeros
+        starts[self.root] = F.one_hot(tokens.new_zeros(B, 1), T + 1).to(dtype)
         for symbol in reversed(self.rules):
             for rule in self.rules[symbol]:
                 row = starts[symbol] / len(self.rules[symbol])
                 for part in rule:
                     starts[part] = starts[part] + row
-                    row = row @ yields[part]
+                    row = row @ inside[part]
                 if symbol == self.root:
                     end = end + row
+        # end of exercise
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
 
 
-def band_product(left, right, first, second, rows=64):
-    """left @ right, (B, T, T) each, where left[i, j] is zero but for i <= j <= i + first, and right likewise for `second`."""
+def choose(options, chance):
+    """One of the options, all equally likely if the chance is uniform in [0, 1)."""
+    return options[int(chance * len(options))]
+
+
+def band_product(left, right, left_width, right_width, rows=64):
+    """left @ right, both (B, T, T), where left[i, j] = 0 unless i <= j <= i + left_width, and right
+    likewise: some rows at a time, without the zeros."""
     T = left.shape[1]
     product = torch.zeros_like(left)
     for i in range(0, T, rows):
-        k = min(i + rows + first, T)
-        j = min(k + second, T)
+        k = min(i + rows + left_width, T)
+        j = min(k + right_width, T)
         product[:, i : i + rows, i:j] = left[:, i : i + rows, i:k] @ right[:, i:k, i:j]
     return product
 
@@ -711,38 +608,30 @@ class Lano(Task):
         super().__init__(**settings)
         require(cfg in GRAMMARS, "cfg", cfg, f"allowed: {', '.join(GRAMMARS)}")
         self.grammar = Grammar(GRAMMARS[cfg], root)
-        mean = self.grammar.mean[self.grammar.root]
-        require(2 * mean <= self.block_size, "block_size", self.block_size, f"must be at least {math.ceil(2 * mean)}, twice a sentence's mean length")
+        self.check_fits(1 + math.ceil(2 * self.grammar.mean[self.grammar.root]))  # nearly all do
         self.bos, self.vocabulary = 4, ["", "1", "2", "3", "<bos>"]
 
     def documents(self, rng, count):
-        sentences, lengths = self.grammar.sample(rng, count)
-        tokens = np.insert(sentences, np.cumsum(lengths) - lengths, self.bos)
-        return tokens, np.ones(len(tokens), dtype=bool), lengths + 1
-
-    def charts(self, tokens):
-        """The grammar's chart of many rows, a few at a time for memory's sake."""
-        few = max(1, 2**21 // tokens.shape[1] ** 2)
-        return torch.cat([self.grammar.chart(rows) for rows in tokens.split(few)])
+        sentences = self.grammar.sample(rng, count)
+        return [([self.bos, *text], [True] * (len(text) + 1)) for text in sentences]
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
-        """sentences: of n texts that the model writes after <bos>, at temperature 1 and up to the next <bos>, the share that are sentences
-        of the grammar. KL: the divergence of its next-token distribution from the exact one, in nats, on average over all places of
-        n sentences.
-        """
-        device, size = next(model.parameters()).device, 4 * self.training["batch_size"]
+        """sentences: the share that parses of n texts, drawn at temperature 1 from <bos> to <bos>.
+        KL: of the next-token distribution from the exact one, in nats, the mean over all places of
+        n sentences."""
+        batch_size, device = self.training["batch_size"], next(model.parameters()).device
         generator, known = torch.Generator(device).manual_seed(seed), 0
-        for begin in torch.full((n, 1), self.bos, device=device).split(size):
-            text = model.generate(begin, self.block_size, 1.0, self.bos, generator)[:, 1:]
-            text = text[text[:, -1] == self.bos]  # those that came to an end
-            inside = text != self.bos
-            end = self.charts(text * inside)[torch.arange(len(text)), inside.sum(1), 0]
-            known += int((end > 0).sum())
+        for bos in torch.full((n, 1), self.bos, device=device).split(4 * batch_size):
+            texts = model.generate(bos, self.block_size, 1.0, self.bos, generator)[:, 1:]
+            texts = texts[texts[:, -1] == self.bos]  # the others have no end
+            words = texts != self.bos
+            chart = self.charts(texts * words)
+            known += int((chart[torch.arange(len(texts)), words.sum(1), 0] > 0).sum())
 
-        tokens = padded(*self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
+        sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, places = 0.0, 0
-        for rows in torch.from_numpy(tokens[:, : self.block_size - 1]).split(size // 4):
+        for rows in sentences[:, : self.block_size - 1].split(batch_size):
             rows = rows.to(device)
             chart = self.charts(rows)  # (rows, T + 1, 4), zero behind the end
             place = chart.sum(-1) > 0
@@ -753,46 +642,33 @@ class Lano(Task):
             places += len(exact)
         return {"sentences": known / n, "KL": nats / places}
 
+    def charts(self, tokens):
+        """The chart of many rows, a few at a time to save memory."""
+        few = max(1, 2**21 // tokens.shape[1] ** 2)
+        return torch.cat([self.grammar.chart(rows) for rows in tokens.split(few)])
 
-# ------------------------------------------------------------------------------------------------------------
-# 7. Capo (paper Section 3): knowledge capacity
-#
-#     <bos> Ada Mae King first saw light July 3 1961 she grew up in Rome she was reading at Oxford ..
-#
-# Biographies of N invented people, each met 100 times, worded anew each time. How many bits of this does a model
-# hold, for each of its parameters? A person has three names, a token each (Ada is one of 400 first names), and facts:
-# a birth date of three tokens, and others of one. Before each fact stand three word tokens, which tell what it is, in
-# one of 10 wordings, drawn afresh at every exposure. Names and facts are drawn once, uniformly: log2 of the
-# possibilities is what there is to know. Loss on all tokens. (The paper's biographies are in English; it finds that
-# the format does not matter.)
-# ------------------------------------------------------------------------------------------------------------
 
-PERSON = {"first name": 400, "middle name": 400, "last name": 1000, "pronoun": 2, "month": 12, "day": 28, "year": 200,
-          "birth city": 200, "university": 300, "major": 100, "employer": 263}  # and how many there are of each  # fmt: skip
+# ---- 7. Capo: knowledge capacity -------------------------------------------
+#
+#     [<bos> Ada Mae King first saw light July 3 1961 she grew up in Rome ..]
+#
+# Biographies of N invented people, each met 100 times, in new words every time:
+# how many bits of them does a model hold, for each parameter? A person has three
+# names and some facts, of one token but for the birth date. Three words before a
+# fact tell which it is, in one of 10 wordings. Names and facts are uniform, so
+# log2 of the possibilities is what there is to know. All tokens are targets. Our
+# choice: tokens in place of English.
+
+NAMES = {"first name": 400, "middle name": 400, "last name": 1000}  # how many there are of each
+FACTS = {"pronoun": 2, "month": 12, "day": 28, "year": 200, "birth city": 200, "university": 300,
+         "major": 100, "employer": 263}  # fmt: skip
+PERSON = NAMES | FACTS
 COLUMNS = [*PERSON, "work city"]  # a person's tokens; the work city follows from the employer
-SENTENCES = [["month", "day", "year"], ["birth city"], ["university"], ["major"], ["employer"], ["work city"]]
-WORDINGS, WORDS = 10, 50  # ways to say a sentence, each with three words out of so many
-FIRST_WORD = 1 + sum(PERSON.values())
-POSSIBLE_NAMES, POSSIBLE_FACTS = math.prod([*PERSON.values()][:3]), math.prod([*PERSON.values()][3:])
+POSSIBLE_NAMES, POSSIBLE_FACTS = math.prod(NAMES.values()), math.prod(FACTS.values())
 
-
-@functools.lru_cache(maxsize=2)
-def draw_people(seed, N):
-    """N people with different names, as tokens: (N, 12), in the order of COLUMNS."""
-    rng = np.random.default_rng([seed, PEOPLE])
-    sizes = np.array([*PERSON.values()])
-    people = rng.integers(0, sizes, (N, len(sizes)))
-    people[:, :3] = np.stack(np.unravel_index(rng.choice(POSSIBLE_NAMES, N, replace=False), sizes[:3]), 1)
-    first = 1 + np.cumsum(sizes) - sizes  # token of each kind
-    cities = np.random.default_rng(0).integers(0, PERSON["birth city"], PERSON["employer"])  # of the employers, the same in all worlds
-    work = first[COLUMNS.index("birth city")] + cities[people[:, COLUMNS.index("employer")]]
-    return np.column_stack([first + people, work])
-
-
-@functools.lru_cache(maxsize=2)
-def meeting_order(seed, epoch, N):
-    """The order in which an epoch meets the people."""
-    return np.random.default_rng([seed, MEETINGS, epoch]).permutation(N)
+BIOGRAPHY = ["<bos>", *NAMES, "word", "word", "word", "month", "day", "year"]
+for fact in COLUMNS[7:]:
+    BIOGRAPHY += ["pronoun", "word", "word", "word", fact]
 
 
 class Capo(Task):
@@ -800,204 +676,232 @@ class Capo(Task):
 
     def __init__(self, N, exposures, **settings):
         super().__init__(**settings)
-        require(1 <= N <= POSSIBLE_NAMES // 50, "N", N, f"allowed: 1 to {POSSIBLE_NAMES // 50:,} people, at most 1/50 of the possible names")
-        require(exposures >= 1, "exposures", exposures, "at least one")
+        require_range("N", N, 1, POSSIBLE_NAMES // 50)
+        require_range("exposures", exposures, 1)
+        self.check_fits(len(BIOGRAPHY))
         self.N, self.exposures = N, exposures
-        values = (f"{kind.replace(' ', '-')}-{i}" for kind, size in PERSON.items() for i in range(size))
-        self.vocabulary = ["", *values, *(f"word-{i}" for i in range(WORDS)), "<bos>"]
-        self.bos = FIRST_WORD + WORDS
-        # A person's 12 tokens, 18 words and <bos> stand side by side; layout[i] is the column that goes to place i of a biography.
-        words = itertools.count(len(COLUMNS))
-        self.layout = [len(COLUMNS) + 3 * len(SENTENCES), 0, 1, 2]
-        for number, facts in enumerate(SENTENCES):
-            pronoun = [COLUMNS.index("pronoun")] * (number > 0)
-            self.layout += [*pronoun, next(words), next(words), next(words), *map(COLUMNS.index, facts)]
-        self.told = np.array([self.layout.index(i) for i in range(len(COLUMNS))])  # where a person's tokens stand first
-        different = np.random.default_rng(0).choice(WORDS**3, len(SENTENCES) * WORDINGS, replace=False)
-        self.wordings = FIRST_WORD + np.stack(np.unravel_index(different, (WORDS,) * 3), 1).reshape(len(SENTENCES), WORDINGS, 3)
-        self.check_block(len(self.layout))
-        self.a_window = (self.block_size + 1) // len(self.layout)  # biographies
+        values = [f"{kind}-{i}".replace(" ", "-") for kind in PERSON for i in range(PERSON[kind])]
+        self.vocabulary = ["", *values, *(f"word-{i}" for i in range(50)), "<bos>"]
+        self.first_word, self.bos = 1 + len(values), 1 + len(values) + 50
+        # six sentences, ten wordings of each, three of 50 words in each, no two the same
+        numbers = np.random.default_rng(0).choice(50**3, (6, 10, 1), replace=False)
+        self.wordings = self.first_word + numbers // [50**2, 50, 1] % 50
+        self.lives = (self.block_size + 1) // len(BIOGRAPHY)  # biographies in a window
 
     def steps(self, batch_size):
-        """The training steps that make up the exposures."""
-        return -(-self.exposures * self.N // (batch_size * self.a_window))
+        """The training steps in which everybody is met `exposures` times."""
+        return math.ceil(self.exposures * self.N / (batch_size * self.lives))
 
     def biographies(self, rng, seed, who):
-        """(len(who), columns) tokens: these people's lives in new words."""
-        wording = self.wordings[np.arange(len(SENTENCES)), rng.integers(0, WORDINGS, (len(who), len(SENTENCES)))]
-        parts = draw_people(seed, self.N)[who], wording.reshape(len(who), -1), np.full((len(who), 1), self.bos)
-        return np.concatenate(parts, axis=1)[:, self.layout]
+        """These people's lives in new words: tokens, (len(who), 35) int64."""
+        words = self.wordings[np.arange(6), rng.integers(0, 10, (len(who), 6))]  # (people, 6, 3)
+        text = np.full((len(who), len(BIOGRAPHY)), self.bos)
+        for place, kind in enumerate(BIOGRAPHY):
+            if kind in COLUMNS:
+                text[:, place] = draw_people(seed, self.N)[who, COLUMNS.index(kind)]
+        text[:, [kind == "word" for kind in BIOGRAPHY]] = words.reshape(len(who), -1)
+        return text
 
-    def documents(self, rng, count):  # for `example`; training goes through `batch`
-        tokens = self.biographies(rng, 0, rng.integers(0, self.N, count))
-        return tokens.ravel(), np.ones(tokens.size, dtype=bool), np.full(count, tokens.shape[1])
+    def documents(self, rng, count):
+        """For an example; in training, `batch` says who comes when."""
+        lives = self.biographies(rng, 0, rng.integers(0, self.N, count)).tolist()
+        return [(tokens, [True] * len(tokens)) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
-        """As in all tasks; but a window has whole biographies only, with zeros behind, and nobody comes again before everybody
-        has come: the step tells who comes."""
-        turn = step * batch_size * self.a_window + np.arange(batch_size * self.a_window)
-        epoch, at = np.divmod(turn, self.N)
-        who = np.empty_like(turn)
-        for e in np.unique(epoch):
-            who[epoch == e] = meeting_order(seed, int(e), self.N)[at[epoch == e]]
-        text = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who).reshape(batch_size, -1)
-        tokens = np.zeros((batch_size, self.block_size + 1), dtype=np.int64)
-        tokens[:, : text.shape[1]] = text
+        """As in all tasks, but windows hold whole biographies, zeros behind, and nobody comes again
+        before everybody has come."""
+        meetings = batch_size * self.lives
+        turns = range(step * meetings, (step + 1) * meetings)
+        who = [meeting_order(seed, turn // self.N, self.N)[turn % self.N] for turn in turns]
+        lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who)
+        tokens = lives.reshape(batch_size, -1)
+        tokens = np.pad(tokens, [(0, 0), (0, self.block_size + 1 - tokens.shape[1])])
         return tokens, tokens > 0
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
-        """What the model knows, from n of the people: the shares of what there is to know of names and of facts; `bits`; and bits/param.
+        """What the model knows, judged by n people: the shares of all there is to know of names and
+        of facts; bits; and bits/param.
 
-        With p1 the mean nats that the model needs for a name, and p2 for all facts of a person (the work city, too), each given what stands
-        before it, bits = N log2(N0 / e^p1) + N log2(S0 / e^p2), neither term below zero (paper Section 3); N0 and S0 are the numbers of possible
-        names and facts. Rows of the embedding for tokens that no person has are not counted as parameters.
+            bits = N log2(N0 / e^p1) + N log2(S0 / e^p2),  no term below zero    (paper Section 3)
+
+        Of N0 possible names and S0 possible facts, a person's cost p1 and p2 nats on average.
+        Embeddings of tokens that nobody has do not count as parameters.
         """
         rng = np.random.default_rng([seed, EVAL])
-        tokens = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
+        lives = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
         device, costs = next(model.parameters()).device, []
-        for rows in tokens.to(device).split(self.training["batch_size"]):
+        for rows in lives.to(device).split(self.training["batch_size"]):
             logits = model(rows[:, :-1])[0].float()
             costs.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
-        nats = torch.cat(costs).mean(0).cpu().numpy()[self.told - 1]  # of each of a person's tokens
+        nats = torch.cat(costs).mean(0).cpu().numpy()  # of tokens 1, 2 ..
+        nats = nats[[BIOGRAPHY.index(kind) - 1 for kind in COLUMNS]]  # of each kind's first mention
         names = max(0.0, 1 - float(nats[:3].sum()) / math.log(POSSIBLE_NAMES))
         facts = max(0.0, 1 - float(nats[3:].sum()) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
-        used = np.bincount(draw_people(seed, self.N).ravel(), minlength=FIRST_WORD) > 0
+        unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
         counts = model.parameter_counts()
-        parameters = counts["total"] - counts["embeddings"] // self.vocab_size * int((~used).sum())
+        parameters = counts["total"] - counts["embeddings"] // self.vocab_size * unused
         return {"names": names, "facts": facts, "bits": bits, "bits/param": bits / parameters}
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 8. Presets
-#
-# One word scales task, model and budget together: nano for two CPU cores and minutes, small for one GPU (only Copy's is
-# measured yet), paper for the paper's own numbers. Where the paper gives several values (N, lr), the first or the middle
-# one stands here, and the flags of train.py reach the others.
-# ------------------------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=2)
+def draw_people(seed, N):
+    """N people with different names: tokens, (N, 12) int64, in the order of COLUMNS."""
+    rng = np.random.default_rng([seed, PEOPLE])
+    counts = np.array([*PERSON.values()])
+    people = rng.integers(0, counts, (N, len(counts)))
+    names = rng.choice(POSSIBLE_NAMES, N, replace=False)
+    people[:, :3] = np.stack(np.unravel_index(names, counts[:3]), 1)
+    # each employer is in one of the birth cities, the same in all worlds
+    cities = np.random.default_rng(0).integers(0, PERSON["birth city"], PERSON["employer"])
+    people = np.column_stack([people, cities[people[:, COLUMNS.index("employer")]]])
+    first = np.cumsum([1, *counts[:-1]])  # tokens
+    return people + np.append(first, first[COLUMNS.index("birth city")])
 
-ADAMW = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.03, warmup=1000, schedule="cosine")
+
+@functools.lru_cache(maxsize=2)
+def meeting_order(seed, epoch, N):
+    return np.random.default_rng([seed, MEETINGS, epoch]).permutation(N)
+
+
+# ---- 8. The presets --------------------------------------------------------
+#
+# A preset scales task, model and training together: nano for two CPU cores and
+# minutes, small for one GPU and minutes (only Copy's is measured), paper for the
+# paper's numbers. A task of your own is one more entry of TASKS.
+
+
+def preset(model, steps, batch_size, lr, weight_decay=0.03, warmup=1000, schedule="cosine", **own):
+    """The task's own parameters, the model's, and those of training by AdamW."""
+    training = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=weight_decay, warmup=warmup,
+                    schedule=schedule, steps=steps, batch_size=batch_size, lr=lr)  # fmt: skip
+    return dict(**own, model=model, training=training)
+
+
+TINY = dict(n_layer=1, n_head=2, d_model=16)
 NANO = dict(n_layer=3, n_head=2, d_model=64)
+DEEP = dict(n_layer=5, n_head=4, d_model=64)
 SMALL = dict(n_layer=6, n_head=6, d_model=384)
 LARGE = dict(n_layer=12, n_head=12, d_model=768)
+TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
+TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
-PRESETS = {
-    "copy": {
-        "nano": dict(N=64, block_size=129, model=dict(n_layer=1, n_head=2, d_model=16),
-                     training=dict(ADAMW, steps=2000, batch_size=32, lr=1e-2, warmup=200)),
-        "small": dict(N=200, block_size=401, model=dict(n_layer=1, n_head=2, d_model=16),
-                      training=dict(ADAMW, steps=3000, batch_size=32, lr=1e-2)),
-        "paper": dict(N=500, block_size=1024, model=dict(n_layer=1, n_head=2, d_model=16),
-                      training=dict(ADAMW, steps=50_000, batch_size=32, lr=5e-3)),
-    },
-    "depo1": {
-        "nano": dict(N=5, K=2, V=50, word_len=(1, 2), block_size=52, model=NANO,
-                     training=dict(ADAMW, steps=10_000, batch_size=32, lr=7e-3, warmup=300)),
-        "small": dict(N=40, K=4, V=50, word_len=(1, 2), block_size=320, model=SMALL,
-                      training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
-        "paper": dict(N=225, K=8, V=50, word_len=(1, 2), block_size=2048, model=LARGE,
-                      training=dict(ADAMW, steps=87_500, batch_size=128, lr=1e-3)),
-    },
-    "depo2": {
-        "nano": dict(N=5, K=2, V=3, word_len=(5, 7), block_size=152, model=NANO,
-                     training=dict(ADAMW, steps=5000, batch_size=16, lr=5e-3, warmup=100)),
-        "small": dict(N=25, K=4, V=3, word_len=(5, 7), block_size=512, model=SMALL,
-                      training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
-        "paper": dict(N=75, K=16, V=3, word_len=(5, 7), block_size=2048, model=LARGE,
-                      training=dict(ADAMW, steps=100_000, batch_size=128, lr=1e-3)),
-    },
-    "brevo1": {
-        "nano": dict(N=10, block_size=96, model=NANO,
-                     training=dict(ADAMW, steps=2000, batch_size=32, lr=5e-3, warmup=300)),
-        "small": dict(N=40, block_size=384, model=SMALL,
-                      training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
-        "paper": dict(N=70, block_size=1024, model=LARGE,
-                      training=dict(ADAMW, steps=100_000, batch_size=256, lr=1e-3)),
-    },
-    "brevo2": {
-        "nano": dict(N=5, V=4, word_len=(2, 4), block_size=88, model=NANO,
-                     training=dict(ADAMW, steps=5000, batch_size=32, lr=5e-3, warmup=300)),
-        "small": dict(N=20, V=4, word_len=(2, 4), block_size=576, model=SMALL,
-                      training=dict(ADAMW, steps=20_000, batch_size=128, lr=1e-3)),
-        "paper": dict(N=30, V=4, word_len=(2, 4), block_size=1536, model=LARGE,
-                      training=dict(ADAMW, steps=200_000, batch_size=192, lr=1e-3)),
-    },
-    "mano": {
-        "nano": dict(L=2, block_size=128, model=NANO,
-                     training=dict(ADAMW, steps=5000, batch_size=32, lr=3e-3, warmup=300, weight_decay=0.1)),
-        "small": dict(L=8, block_size=256, model=SMALL,
-                      training=dict(ADAMW, steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1)),
-        "paper": dict(L=10, block_size=1024, model=LARGE,
-                      training=dict(ADAMW, steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1)),
-    },
-    "lano": {
-        "nano": dict(cfg="cfg3f", root=17, block_size=128, model=NANO,
-                     training=dict(ADAMW, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1)),
-        "small": dict(cfg="cfg3f", root=None, block_size=512, model=SMALL,
-                      training=dict(ADAMW, steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1)),
-        "paper": dict(cfg="cfg3f", root=None, block_size=512, model=LARGE,
-                      training=dict(ADAMW, steps=100_000, batch_size=96, lr=5e-4, warmup=0, schedule="linear", weight_decay=0.1)),
-    },
-    "capo": {
-        "nano": dict(N=2000, exposures=100, block_size=139, model=dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True),
-                     training=dict(ADAMW, steps=None, batch_size=16, lr=5e-3, warmup=300, weight_decay=0.01)),
-        "small": dict(N=50_000, exposures=100, block_size=512, model=dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True),
-                      training=dict(ADAMW, steps=None, batch_size=48, lr=2e-3, weight_decay=0.01)),
-        "paper": dict(N=50_000, exposures=100, block_size=512, model=dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True),
-                      training=dict(ADAMW, steps=None, batch_size=12, lr=1e-3, weight_decay=0.01)),
-    },
+DEPO1, DEPO2 = dict(V=50, word_len=(1, 2)), dict(V=3, word_len=(5, 7))
+DEPO0, BREVO2 = dict(DEPO1, separator=True), dict(V=4, word_len=(2, 4))
+
+TASKS = {
+    "copy": (Copy, {
+        "nano": preset(TINY, 2000, 32, 1e-2, warmup=200, N=64, block_size=129),
+        "small": preset(TINY, 3000, 32, 1e-2, N=200, block_size=401),
+        "paper": preset(TINY, 50_000, 32, 5e-3, N=500, block_size=1024),
+    }),
+    "depo0": (Depo, {
+        "nano": preset(DEEP, 24_000, 16, 5e-3, warmup=300, N=10, K=4, V=20, word_len=(1, 1),
+                       separator=True, block_size=71),
+        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, K=4, **DEPO0, block_size=320),
+        "paper": preset(LARGE, 87_500, 128, 1e-3, N=225, K=8, **DEPO0, block_size=2048),
+    }),
+    "depo1": (Depo, {
+        "nano": preset(NANO, 10_000, 32, 7e-3, warmup=300, N=5, K=2, **DEPO1, block_size=52),
+        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, K=4, **DEPO1, block_size=320),
+        "paper": preset(LARGE, 87_500, 128, 1e-3, N=225, K=8, **DEPO1, block_size=2048),
+    }),
+    "depo2": (Depo, {
+        "nano": preset(NANO, 5000, 16, 5e-3, warmup=100, N=5, K=2, **DEPO2, block_size=152),
+        "small": preset(SMALL, 20_000, 128, 1e-3, N=25, K=4, **DEPO2, block_size=512),
+        "paper": preset(LARGE, 100_000, 128, 1e-3, N=75, K=16, **DEPO2, block_size=2048),
+    }),
+    "brevo1": (Brevo, {
+        "nano": preset(NANO, 2000, 32, 5e-3, warmup=300, N=10, block_size=96),
+        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, block_size=384),
+        "paper": preset(LARGE, 100_000, 256, 1e-3, N=70, block_size=1024),
+    }),
+    "brevo2": (Brevo, {
+        "nano": preset(NANO, 5000, 32, 5e-3, warmup=300, N=5, **BREVO2, block_size=107),
+        "small": preset(SMALL, 20_000, 128, 1e-3, N=20, **BREVO2, block_size=647),
+        "paper": preset(LARGE, 200_000, 192, 1e-3, N=30, **BREVO2, block_size=1536),
+    }),
+    "mano": (Mano, {
+        "nano": preset(NANO, 5000, 32, 3e-3, 0.1, warmup=300, L=2, block_size=128),
+        "small": preset(SMALL, 20_000, 128, 5e-4, 0.1, L=8, block_size=256),
+        "paper": preset(LARGE, 80_000, 64, 3e-4, 0.1, L=10, block_size=1024),
+    }),
+    "lano": (Lano, {
+        "nano": preset(NANO, 2000, 32, 5e-3, 0.1, warmup=300, cfg="cfg3f", root=17, block_size=128),
+        "small": preset(SMALL, 20_000, 96, 1e-3, 0.1, cfg="cfg3f", root=None, block_size=512),
+        "paper": preset(LARGE, 100_000, 96, 5e-4, 0.1, warmup=0, schedule="linear",
+                        cfg="cfg3f", root=None, block_size=512),
+    }),
+    "capo": (Capo, {  # the steps follow from the exposures
+        "nano": preset(TIED_NANO, None, 16, 5e-3, 0.01, 300, N=2000, exposures=100, block_size=139),
+        "small": preset(TIED, None, 48, 2e-3, 0.01, N=50_000, exposures=100, block_size=512),
+        "paper": preset(TIED, None, 12, 1e-3, 0.01, N=50_000, exposures=100, block_size=512),
+    }),
 }  # fmt: skip
-
-TASKS = {"copy": Copy, "depo1": Depo, "depo2": Depo, "brevo1": Brevo, "brevo2": Brevo, "mano": Mano, "lano": Lano, "capo": Capo}
 ALIASES = {"depo": "depo1", "brevo": "brevo1"}
 
 
 def make_task(name, preset="nano", **overrides):
-    """The task of this name at a preset's scale ("nano", "small", "paper").
-
-    overrides: the task's own parameters, such as N, in place of the preset's.
-    Raises ValueError for an unknown name, preset or parameter, and for values that do not fit together.
-    """
+    """A Task at the scale of a preset; overrides are parameters, such as N, in place of the
+    preset's. ValueError if something is unknown or does not fit."""
     name = ALIASES.get(name, name)
-    require(name in PRESETS, "task", name, f"allowed: {', '.join([*PRESETS, *ALIASES])}")
-    require(preset in PRESETS[name], "preset", preset, f"allowed: {', '.join(PRESETS[name])}")
-    settings = dict(PRESETS[name][preset])
+    require(name in TASKS, "task", name, f"allowed: {', '.join([*TASKS, *ALIASES])}")
+    task_class, presets = TASKS[name]
+    require(preset in presets, "preset", preset, f"allowed: {', '.join(presets)}")
+    parameters = dict(presets[preset])
+    model, training = parameters.pop("model"), dict(parameters.pop("training"))
     for field, value in overrides.items():
-        own = sorted(set(settings) - {"model", "training"})
-        require(field in own, field, value, f"{name} has no such parameter; it has {', '.join(own)}")
-        settings[field] = value
-    settings["training"] = dict(settings["training"])  # the caller's own, to change
-    task = TASKS[name](**settings)
-    task.name, task.settings = name, {"name": name, **{f: v for f, v in settings.items() if f not in ("model", "training")}}
+        own = f"{name} has no such parameter; it has {', '.join(sorted(parameters))}"
+        require(field in parameters, field, value, own)
+    parameters |= overrides
+    task = task_class(model=model, training=training, **parameters)
+    task.name, task.settings = name, {"name": name, **parameters}
     return task
 
 
-# ------------------------------------------------------------------------------------------------------------
-# 9. An example of each:   python tasks.py depo
-# ------------------------------------------------------------------------------------------------------------
+def require(ok, field, value, allowed):
+    if not ok:
+        raise ValueError(f"{field} = {value!r}: {allowed}")
 
 
-def example(task, seed=0):
-    """One instance in print: what the loss counts stands in [brackets]."""
-    tokens, mask, _ = task.documents(np.random.default_rng(seed), 1)
-    before, after = np.append(False, mask[:-1]), np.append(mask[1:], False)
+def require_range(field, value, least, most=10**6):
+    require(least <= value <= most, field, value, f"allowed: {least:,} to {most:,}")
+
+
+def powers_of_two(most):
+    """1, 2, 4 .. and most."""
+    return sorted({2**i for i in range(most.bit_length())} | {most})
+
+
+NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f"}  # all other scores are shares
+
+
+def score_text(name, score):
+    """A score in print: "97.3%", "0.123"."""
+    return format(score, NO_SHARES.get(name, ".1%"))
+
+
+# ---- 9. An example of each:   python tasks.py depo -------------------------
+
+
+def printed(task, tokens, mask):
+    """A document, or a window, in words, its targets in [brackets]."""
     text = ""
-    for token, opens, closes in zip(tokens, (mask & ~before).tolist(), (mask & ~after).tolist()):
-        text += "[" * opens + task.vocabulary[token] + "]" * closes
-        text += "" if text.endswith(".") else " "  # a word goes on
+    for target, run in itertools.groupby(zip(tokens, mask), key=lambda pair: pair[1]):
+        words = " ".join(task.vocabulary[token] for token, _ in run).replace(". ", ".")
+        text += f"[{words}] " if target else f"{words} "
     return text
 
 
 def main(arguments):
-    if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
-        raise ValueError(f"usage: python tasks.py TASK [PRESET], TASK one of {', '.join([*PRESETS, *ALIASES])}")
+    require(len(arguments) in (1, 2), "arguments", arguments, "wanted: TASK [PRESET]")
     task = make_task(*arguments)
-    settings = ", ".join(f"{field} = {value}" for field, value in task.settings.items() if field != "name")
-    print(f"{task.name}: {settings}; {task.vocab_size} tokens\n")
-    print(textwrap.fill(example(task), 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
-    joined = "\na word's tokens are joined by dots" if getattr(task, "word_len", (1, 1))[1] > 1 else ""
-    print(f"\n{task.meaning}{joined}\nthe loss counts what stands in [brackets]")
+    _, *settings = (f"{field} = {value}" for field, value in task.settings.items())
+    print(f"{task.name}: {', '.join(settings)}; {task.vocab_size} tokens\n")
+    [document] = task.documents(np.random.default_rng(0), 1)
+    print(textwrap.fill(printed(task, *document), 96, break_on_hyphens=False))
+    print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]; dots join a word's tokens")
 
 
 if __name__ == "__main__":
