@@ -11,9 +11,9 @@ It can sit at four points of a block, A to D; `canon="abcd"` is all four (d is t
                 d            3d                             d          16d/3
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
-6 block, 7 model. Part II, which nobody needs to understand Part I, puts linear recurrences in
-attention's place: 8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet.
-Last, 11, what a configuration allows.
+6 block, 7 model. Part II, not needed for Part I, puts linear recurrences in attention's place:
+8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. Last, 11, what a
+configuration allows. The lines `# exercise N` are for assignment/.
 """
 
 import math
@@ -95,7 +95,7 @@ class CausalConv(nn.Module):
         self.residual = residual
 
     def forward(self, x, state=None):
-        """state: None, or a stream's dict; state[self] is the last kernel-1 inputs so far."""
+        """state: None, or the dict of a stream (section 7): state[self] is the last inputs."""
         # exercise 3
         tail = None
         if state is not None:
@@ -109,9 +109,11 @@ class Canon(CausalConv):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen."""
 
     def __init__(self, width, config):
-        self.silu, self.silu_residual = config.canon_silu, config.canon_residual
-        super().__init__(width, config.canon_kernel, config.canon_residual and not self.silu)
+        super().__init__(
+            width, config.canon_kernel, config.canon_residual and not config.canon_silu
+        )
         self.weight.requires_grad_(not config.canon_frozen)
+        self.silu, self.silu_residual = config.canon_silu, config.canon_residual
 
     def forward(self, x, state=None):
         y = super().forward(x, state)
@@ -125,7 +127,10 @@ class NoCanon(nn.Module):
         return x
 
 
-CANONS = {"conv": Canon}  # a Canon layer of your own is one more entry
+# A Canon layer of your own is one more entry: a module made by (width, config) whose forward(x,
+# state) keeps the shape, looks back only, and remembers in state[self]. Config's canon_type, on the
+# command line --canon-type, names it (example in results/README.md).
+CANONS = {"conv": Canon}
 
 
 def canon_at(point, width, config):
@@ -206,7 +211,9 @@ class Attention(nn.Module):
         """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
         # exercise 5
         B, T, D = x.shape
-        # Canon-B before rotary: it mixes what tokens say, and rotary then marks where they stand
+        # Canon-B before rotary: it mixes what tokens say, and rotary then marks where they stand.
+        # After it, neighbours would be mixed that are turned by different angles, and q.k would
+        # depend on more than the distance.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
         old = None if state is None else state.get(self)
@@ -245,7 +252,7 @@ MLPS = {"swiglu": F.silu, "silu": F.silu, "relu2": relu2, "swiglu-relu2": relu2,
 class MLP(nn.Module):
     """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
 
-    params_d2  parameters in units of D^2: 8 beside attention, that is width 8D/3 gated, 4D standard
+    params_d2  its parameters in units of D^2. Beside attention 8: width 8D/3 gated, 4D standard
     """
 
     def __init__(self, config, params_d2):
@@ -302,7 +309,8 @@ class Block(nn.Module):
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
             self.canon_c = canon_at("c", config.d_model, config)
-            self.mlp = MLP(config, 12 - self.mixer.params_d2)  # with Canon-D inside
+            # with Canon-D inside; mixer and MLP share 12 D^2 parameters
+            self.mlp = MLP(config, 12 - self.mixer.params_d2)
 
     def forward(self, x, state=None):
         # exercise 6
@@ -324,7 +332,7 @@ class CanonGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in layers)
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():  # Canon is neither, and keeps its own initialisation
+        for module in self.modules():  # Canon layers keep their own initialisation
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:
@@ -430,7 +438,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     q, k       (B, T, H, K), T >= 1; H may be 1, for queries and keys that all heads share
     v          (B, T, H, V)
     log_decay  (B, T, H) or (B, T, H, K): ln of D_t, at most 0
-    beta       (B, T, H): b_t, which is also w_t; or None: no bracket, and w_t = 1
+    beta       (B, T, H): b_t, which is also w_t; or None: no bracket, and w_t = 1 (for another
+               w_t, pass w_t v_t as v)
     state      (B, H, K, V) before the first step; None: zeros
     returns    o (B, T, H, V) in v's dtype, and the state after the last step, both computed in
                float32 (float64 if v is)
@@ -458,6 +467,9 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 # Cut time into chunks of C steps. Let S be the state before a chunk, count its steps from 1, and
 # write d_t for the decay of step t (a number, or one per key channel).
 #
+# Rows of matrices: Q_in = d_1 .. d_t q_t and K_in = d_1 .. d_t k_t are what S meets at step t;
+# K_out = d_{t+1} .. d_C k_t is what is left of its key at the chunk's end.
+#
 # 1. Without the bracket, a chunk is a small attention, o = A V, on top of what S gives. For C = 4,
 #
 #         q1.k1
@@ -470,14 +482,14 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #
-#    with L like A, of k and k. As rows of matrices, (I + b L) U = b (V - K_in S): a triangular
+#    with L like A, of k and k. In matrices, (I + b L) U = b (V - K_in S): a triangular
 #    system. Solving it for V and for K_in, before any S is known, leaves U = U0 - W S (the "WY
 #    form").
 #
-# 3. From chunk to chunk, S' = d_1 .. d_C S + K_out^T U, with rows K_out = d_{s+1} .. d_C k_s. With
-#    U = U0 - W S put in, that is S' = M S + X, a loop over the chunks (`scan`).
+# 3. From chunk to chunk, S' = d_1 .. d_C S + K_out^T U. With U = U0 - W S put in, that is
+#    S' = M S + X, a loop over the chunks (`scan`).
 #
-# 4. The outputs, all at once: o = Q_in S + A U, with rows Q_in = d_1 .. d_t q_t and K_in likewise.
+# 4. The outputs, all at once: o = Q_in S + A U.
 #
 # Decays are kept as logarithms and only ever *added*. Taking d_2 d_3 as d_1 d_2 d_3 over d_1 would
 # divide by zero when decays are strong.
@@ -498,7 +510,7 @@ def decay_between(g):
 
 
 def exact_product(a, b):
-    """a @ b in float32 also under autocast."""
+    """a @ b as float32 products, also under autocast."""
     with torch.autocast(a.device.type, enabled=False):
         return wide(a) @ wide(b)
 
@@ -608,7 +620,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
-# Each projects, mixes neighbours (by Canon-B, or its authors' short convolution, the paper's "b"),
+# Each projects, mixes neighbours (by Canon-B, or its authors' short convolution, the b of AbCD),
 # turns some projections into decays and strengths, runs the recurrence, gates what it read, and
 # projects back. Mixer and MLP share 12 D^2 parameters per layer.
 

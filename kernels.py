@@ -58,14 +58,14 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
 # Run eagerly, the definition writes two new tensors per shift, and autograd as many again. Adding
-# each shift to the result in place, with a derivative written by hand, avoids them. h_s is used by
-# y_s .. y_{s+3}, so with dy the gradient of the result,
+# each shift to the result in place, with a derivative written by hand, avoids them. h_s enters
+# y_s .. y_{s+3}; so, with dy the gradient of the result,
 #
 #     dh_s = sum_i w_i * dy_{s+i}          the same convolution, looking ahead instead of back
 #     dw_i = sum_s dy_{s+i} * h_s
 #
 # torch.compile turns plain expressions into one loop without temporaries, so it gets those. The
-# residual needs no pass of its own: it is one more in w_0.
+# residual needs no pass of its own: it only adds 1 to w_0.
 
 
 def shift(x, i):
@@ -90,7 +90,7 @@ def shift_and_add(x, weight, direction):
 
 
 class Convolution(torch.autograd.Function):
-    """z of x (B, T, D) and weight (kernel, D), with kernel <= T: by the code above, or by Triton.
+    """y of x (B, T, D) and weight (kernel, D): by the code above (kernel <= T), or by Triton.
 
     First-order gradients only; forward-mode derivatives raise an error.
     """

@@ -28,8 +28,8 @@ import numpy as np
 
 # ---- 1. Reading runs -------------------------------------------------------
 #
-# A run is its config.json and two more: `evals`, a list of {"step": .., "eval": {score: value}},
-# and `seconds`, None while it trains.
+# A run is its config.json and two more: `evals`, [{"step": .., "eval": {score: value}}, ..], and
+# `seconds`, None while it trains.
 
 NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,99}")  # it may become the name of a file
 
@@ -46,7 +46,7 @@ def read_run(folder):
 
 
 def check_run(run):
-    """Raises an error, whichever, if no figure can be made of this."""
+    """Raises some error if no figure can be made of this."""
     rank(run["model"]), settings([run]), guess(run["task"])
     names = run["run"], run["preset"], run["task"]["name"], run["device"], run["dtype"]
     numbers = [run["seed"], run["seconds"] or 0]
@@ -61,8 +61,8 @@ def is_number(value):
 
 
 def read_all(paths):
-    """The runs with scores in these folders and packed files. Damage is named on stderr, and ends
-    the program if nothing else is there."""
+    """The runs with scores in folders and packed files. Damage is named on stderr, and ends the
+    program if there is nothing else."""
     runs, damaged = [], False
     for path in map(Path, paths):
         if not path.exists():
@@ -80,7 +80,7 @@ def read_all(paths):
             damaged = True
             tell(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
     if damaged and not runs:
-        raise SystemExit(2)
+        sys.exit(2)
     return runs
 
 
@@ -89,9 +89,8 @@ def tell(message):
 
 
 def fail(message):
-    """Bad input: one line, exit status 2."""
     tell(message)
-    raise SystemExit(2)
+    sys.exit(2)
 
 
 # ---- 2. Names and numbers --------------------------------------------------
@@ -121,16 +120,14 @@ def model_label(model):
     return f"{label} ({variants})" if variants else label
 
 
-IN_LABEL = (  # the last two follow from the task
-    "mixer", "pos", "short_conv", "canon", "canon_type", "canon_kernel", "canon_residual",
-    "canon_silu", "canon_frozen", "vocab_size", "block_size",
-)  # fmt: skip
+IN_LABEL = """mixer pos short_conv canon canon_type canon_kernel canon_residual canon_silu
+canon_frozen vocab_size block_size""".split()  # the last two follow from the task
 
 
 def models(runs):
-    """{label: its runs}, in the order of `rank`. A label names the model and whatever else differs
-    among the runs but for the seed, so that no two recipes are averaged. Of two runs with the same
-    recipe and seed the later counts."""
+    """{label: its runs}, in the order of `rank`. A label names the model and all else that differs
+    among the runs but the seed, so that no two recipes are averaged. Of two runs with one recipe
+    and seed the later counts."""
     recipes = [recipe_of(run) for run in runs]
     fields = dict.fromkeys(field for recipe in recipes for field in recipe)
     differ = [f for f in fields if len({str(recipe.get(f)) for recipe in recipes}) > 1
@@ -153,31 +150,31 @@ def recipe_of(run):
 
 
 def rank(model):
-    """Sorts attention before other mixers, RoPE before NoPE, and without Canon before with."""
+    """Sorts attention before mixers, RoPE before NoPE, and without Canon before with."""
     mixer, pos = model["mixer"], model["pos"]
     known = [*MIXERS, mixer].index(mixer), [*POSITIONS, pos].index(pos)
     return known[0], mixer, known[1], points(model), model_label(model)
 
 
 def points(model):
-    """At how many points a block has a convolution, Canon's or the mixer's own."""
+    """How many convolutions a block has."""
     return min(4, len(set(model["canon"]) | set("b" * bool(model["short_conv"]))))
 
 
 def phrase(field, value):
     """A setting in words: layers 2, rate 0.003, dtype bfloat16, N 5."""
-    words = {"task.name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
-    short = field.split(".")[-1]
-    return f"{words.get(field) or words.get(short, short)} {value}"
+    words = {"name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
+    field = field.split(".")[-1]
+    return f"{words.get(field, field)} {value}"
 
 
 # Scores that are no shares. A score may have its task before it: "capo: bits/param".
-UNITS = {"KL": "nats", "bits": "", "bits/param": "", "hops mastered": ""}
+NUMBERS = ("KL", "bits", "bits/param", "hops mastered")
 
 
 def is_share(score, value):
     """Whether a score counts in percent."""
-    return score.split(": ")[-1] not in UNITS and 0 <= value <= 1
+    return score.split(": ")[-1] not in NUMBERS and 0 <= value <= 1
 
 
 def score_text(score, value):
@@ -190,13 +187,13 @@ def percent(share):
 
 
 def last_scores(runs, score):
-    """The last values of the runs that have this score."""
+    """Of the runs that have this score."""
     ends = [run["evals"][-1]["eval"] for run in runs]
     return [end[score] for end in ends if score in end]
 
 
 def score_names(groups):
-    """All scores but Capo's bits, which bits/param shows."""
+    """All but Capo's bits, which bits/param shows."""
     ends = [run["evals"][-1]["eval"] for runs in groups.values() for run in runs]
     return list(dict.fromkeys(score for end in ends for score in end if score != "bits"))
 
@@ -235,9 +232,8 @@ def markdown(rows):
 
 GREY, FAINT = "#808080", "#555555"
 HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
-SPARE = ("#0b7285", "#a61e4d", "#5f3dc4", "#846358")  # hybrids, and mixers of your own
-DASHES = {"rope4": (0, (7, 1.5, 1.5, 1.5)), "nope": (0, (4, 1.6)), "alibi": (0, (2.5, 1, 1, 1)),
-          "halibi": (0, (1, 1))}  # fmt: skip
+SPARE = ("#0b7285", "#a61e4d", "#846358")  # hybrids, and mixers of your own
+DASHES = {"rope4": "-.", "nope": "--", "alibi": (0, (2.5, 1, 1, 1)), "halibi": ":"}
 
 
 def looks(groups, shade=1):
@@ -257,7 +253,7 @@ def looks(groups, shade=1):
 
 
 def spread(heights, gap):
-    """The nearest heights to these that are a gap apart."""
+    """The nearest heights that are a gap apart."""
     order, places = np.argsort(heights, kind="stable"), np.sort(heights)
     for _ in range(300):
         for i in range(len(places) - 1):
@@ -267,26 +263,23 @@ def spread(heights, gap):
 
 
 def name_ends(axis, ends):
-    """Name lines where they end: ends = [(x, y, name, colour)]. Names at one x are pushed apart,
-    and a thin line leads to each."""
+    """Name lines where they end: ends = [(x, y, name, colour)]. Names that would overlap are pushed
+    apart, and a thin line leads to each."""
     low, high = axis.get_ylim()
-    for x in {end[0] for end in ends}:
-        here = [end for end in ends if end[0] == x]
-        places = spread([(y - low) / (high - low) for _, y, *_ in here], gap=0.075)
-        for (_, y, name, colour), place in zip(here, places):
-            axis.annotate(
-                name, (x, y), (12, place), textcoords=("offset points", "axes fraction"),
-                color=colour, va="center", annotation_clip=False,
-                arrowprops=dict(arrowstyle="-", color=colour, lw=0.7, shrinkA=1, relpos=(0, 0.5)),
-            )  # fmt: skip
+    places = spread([(y - low) / (high - low) for _, y, *_ in ends], gap=0.075)
+    for (x, y, name, colour), place in zip(ends, places):
+        axis.annotate(
+            name, (x, y), (12, place), textcoords=("offset points", "axes fraction"), zorder=9,
+            color=colour, va="center", annotation_clip=False,
+            bbox=dict(facecolor="white", edgecolor="none", alpha=0.8, pad=1),
+            arrowprops=dict(arrowstyle="-", color=colour, lw=0.7, relpos=(0, 0.5)),
+        )  # fmt: skip
 
 
 WIDTH = 9  # inches: shown 900 pixels wide, a font of size 10 is 14 pixels high
-plt.rcParams.update({
-    "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 13,
-    "axes.spines.top": False, "axes.spines.right": False,
-    "text.parse_math": False,  # a "$" in a name is a dollar
-})  # fmt: skip
+plt.rc("axes", titlesize=11, titlelocation="left", titlepad=13)
+plt.rc("axes.spines", top=False, right=False)
+plt.rc("text", parse_math=False)  # a "$" in a name is a dollar
 
 
 def curves(groups, scores=None, title=None):
@@ -302,7 +295,8 @@ def curves(groups, scores=None, title=None):
                 axis.plot(steps, factor * values, color=colour, lw=0.8, alpha=0.45)
             steps, values = curve(runs, score)
             if steps:
-                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front)
+                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
+                          marker="o" * (len(steps) == 1))  # fmt: skip
                 ends.append((steps[-1], factor * values[-1], full_label(label, runs), colour))
         last = max((x for x, *_ in ends), default=1)
         if chance:
@@ -346,8 +340,7 @@ def capacity(groups, scores=None, title=None):
         bits, rates = (np.array(last_scores(groups[label], s)) for s in ("bits", "bits/param"))
         parameters = bits / np.maximum(rates, 1e-9)
         axis.plot(parameters, bits, "o", color=colour)
-        x = float(f"{parameters.mean():.1e}")  # one column of names for about the same size
-        ends.append((x, bits.mean(), full_label(label, groups[label]), colour))
+        ends.append((parameters.mean(), bits.mean(), full_label(label, groups[label]), colour))
     axis.axline((0, 0), slope=1, color=FAINT, ls=":", lw=1)
     axis.set(xlim=(0, None), ylim=(0, None), xlabel="parameters (dotted: one bit a parameter)")
     name_ends(axis, ends)
@@ -366,11 +359,9 @@ def make_panels(groups, scores, most, height, title):
     figure.supxlabel(settings(runs), x=0.01, ha="left", fontsize=8, color=FAINT)
     for axis in axes.flat[len(scores) :]:
         axis.remove()
-    panels = []
-    for axis, score in zip(axes.flat, scores):
-        factor, unit, chance = scale(groups, score)
-        axis.set_title(", ".join(filter(None, [heading(score), unit])))
-        panels.append((axis, score, factor, chance))
+    panels = [(axis, score, *scale(groups, score)) for axis, score in zip(axes.flat, scores)]
+    for axis, score, factor, _ in panels:
+        axis.set_title(heading(score) + ", %" * (factor == 100))
     return figure, panels
 
 
@@ -390,12 +381,12 @@ def heading(score):
 
 
 def scale(groups, score):
-    """(factor, unit, chance): shares are drawn in percent; chance is 0 unless all runs agree."""
+    """(factor, chance): shares are in percent; chance is 0 unless all runs agree."""
     runs = [run for g in groups.values() for run in g if last_scores([run], score)]
     if not all(is_share(score, value) for value in last_scores(runs, score)):
-        return 1, UNITS.get(score.split(": ")[-1]), 0
+        return 1, 0
     guesses = {guess(run["task"]) for run in runs}
-    return 100, "%", guesses.pop() if len(guesses) == 1 else 0
+    return 100, guesses.pop() if len(guesses) == 1 else 0
 
 
 def guess(task):
@@ -406,7 +397,7 @@ def guess(task):
 
 
 def curve(runs, score):
-    """steps, values: the mean over the runs with this score, as far as all have come."""
+    """steps, values: the mean over the runs, as far as all have come."""
     lines = [{e["step"]: e["eval"][score] for e in run["evals"] if score in e["eval"]}
              for run in runs if last_scores([run], score)]  # fmt: skip
     steps = sorted(set.intersection(*map(set, lines))) if lines else []
@@ -430,23 +421,25 @@ def main(argv=None):
     parser.error = fail
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
-    add("--out", type=Path, default=Path("out"), help="the figures' folder (default: out)")
-    add("--save", type=Path, metavar="FILE", help="pack all runs into this .json file")
+    add("--out", type=Path, default="out", help="the figures' folder (default: out)")
+    add("--save", type=Path, help="pack all runs into this .json file")
     args = parser.parse_args(argv)
     try:
         runs = read_all(args.runs)
         if not runs:
             fail("no scores yet in any of these")
         if args.save:
-            rows = ",\n".join(json.dumps(run) for run in runs)  # a line a run
+            rows = ",\n".join(map(json.dumps, runs))  # a line a run
             args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
         kinds = {}
         for run in runs:
             kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
-        for kind, members in kinds.items():
-            groups = models(members)
+        for kind in kinds:
+            groups = models(kinds[kind])
             draw = curves if len(groups) <= 12 else bars  # nobody tells more lines apart
             save(draw(groups), args.out / kind)
+            if kind.startswith("capo_"):
+                save(capacity(groups), args.out / f"{kind}_capacity")
             print(f"\n{table(groups)}\n")
     except OSError as error:
         fail(error)

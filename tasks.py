@@ -5,7 +5,8 @@ documents, marks the targets in them, here in [brackets], and packs them into wi
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
-Every step draws new documents, which hardly ever repeat: a model can't learn them by heart.
+Every step draws new documents, which hardly ever repeat, so that a model can't learn them by heart
+(only Capo asks for that).
 
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
 (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts). 8 holds the presets, where a task
@@ -78,7 +79,7 @@ class Task:
         return np.array(tokens, dtype=np.int64), np.array(mask)
 
     def evaluate(self, model, seed, n):
-        """{score: float} on n fresh documents: here the shares of them and of tokens."""
+        """{score: float} on n fresh documents: the shares of documents and targets got right."""
         texts, masks = zip(*self.documents(np.random.default_rng([seed, EVAL]), n))
         right = self.right_tokens(model, texts)
         targets = [row[: len(mask)][mask] for row, mask in zip(right, masks)]
@@ -144,13 +145,13 @@ class Copy(Task):
 # happen inside the network: this measures its depth. Names are words of several
 # tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
 # Each name comes twice, and only counting words from <bos> tells a source from a
-# target; in Depo0, our addition, a comma after each edge does. Keep N > 2K: on a
-# cycle, k hops forward are n - k hops backward.
+# target. Depo0, our addition, spares a model both: names are single tokens, and a
+# comma ends each edge. Keep N > 2K: on a cycle, k hops forward are n - k backward.
 
 
 class Depo(Task):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
-    questions = 10  # at most, in an instance
+    questions = 10  # in an instance, or n if it has fewer nodes
 
     def __init__(self, N, K, V, word_len, separator=False, **settings):
         super().__init__(**settings)
@@ -164,7 +165,7 @@ class Depo(Task):
         self.separator = [self.ans + K + 1] * separator
         queries = [f"<query_{k}>" for k in range(1, K + 1)] + [","] * separator
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<ans>", *queries]
-        self.hops = powers_of_two(K)  # scored
+        self.hops = powers_of_two(K)  # the scored k
         self.fewest = math.ceil(len(self.hops) / min(N, self.questions))
 
     def documents(self, rng, count):
@@ -180,9 +181,10 @@ class Depo(Task):
         """
         all_names, hops = self.words.draw(rng, sizes), iter(hops.tolist())
         for names, edges, asked in zip(all_names, shuffles(rng, sizes), shuffles(rng, sizes)):
+            # names[x] is the word of node x, a list of tokens. Both edges and asked are 0..n-1 in
+            # random order: x in edges stands for x -> x + 1; the first of asked are asked about.
             n, tokens, mask, answers = len(names), [self.bos], [], []
-            # exercise 7: names[x] is node x's word, a list of tokens; edges and asked are 0..n-1 in
-            # random order, and x in edges stands for x -> x + 1
+            # exercise 7: extend tokens, mask and answers
             for x in edges:
                 tokens += names[x] + names[(x + 1) % n] + self.separator
             for q, k in zip(asked[: self.questions], hops):
@@ -214,7 +216,7 @@ def draw_sizes(rng, count, N):
 
 
 def shuffles(rng, sizes):
-    """The numbers 0..n-1 in random order, for each size n."""
+    """The numbers 0..n-1 in random order, for each size n, with one draw for all."""
     ends = np.cumsum(sizes)
     return [keys.argsort().tolist() for keys in np.split(rng.random(ends[-1]), ends[:-1])]
 
@@ -347,6 +349,7 @@ class Brevo(Task):
 
 
 def spell(names, nodes):
+    """The tokens of these nodes' names."""
     return [token for node in nodes for token in names[node]]
 
 
@@ -419,7 +422,7 @@ class Mano(Task):
         self.vocabulary = ["", *numbers, "+", "-", "*", "<bos>", "<ans>", *lengths]
         self.plus = self.modulus + 1  # the number x is token x + 1; then come + - *
         self.bos, self.ans = self.plus + 3, self.plus + 4  # <len_l> is token ans + l
-        self.scored = powers_of_two(L)  # l
+        self.scored = powers_of_two(L)  # the scored l
 
     def documents(self, rng, count):
         texts = self.instances(rng, rng.integers(1, self.L + 1, count).tolist())
@@ -554,9 +557,12 @@ class Grammar:
         """
         B, T = tokens.shape
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
-        # exercise 11: `starts` and `end`
-        # Up, level by level: I_X of all symbols below the root. It is zero where j - i exceeds
-        # longest[X]; skipping that is several times faster.
+        # Up, level by level: inside[X] = I_X, (B, T + 1, T + 1), of all symbols below the root. It
+        # is zero where j - i exceeds longest[X]; skipping that is several times faster.
+        # Down: starts[X][t] = P(the first t tokens are right, and an X begins there). The root
+        # begins at 0, a rule's first part where its symbol does, the next where that ends; `end`
+        # is where the root's last part ends.
+        # exercise 11: starts and end
         inside = {v: torch.diag_embed(scale * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}
         for symbol in list(self.rules)[:-1]:
             total = 0
@@ -566,9 +572,7 @@ class Grammar:
                     product = band_product(product, inside[part], width, self.longest[part])
                     width += self.longest[part]
                 total = total + product
-            inside[symbol] = total / len(self.rules[symbol])  # (B, T + 1, T + 1)
-        # Down: starts[X][t] = P(the first t tokens are right, and an X begins there). The root
-        # begins at 0, a rule's first part where its symbol does, the next where that ends.
+            inside[symbol] = total / len(self.rules[symbol])
         zeros = tokens.new_zeros(B, 1, T + 1, dtype=dtype)
         starts, end = defaultdict(lambda: zeros), zeros
         starts[self.root] = F.one_hot(tokens.new_zeros(B, 1), T + 1).to(dtype)
@@ -788,7 +792,7 @@ TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
 DEPO1, DEPO2 = dict(V=50, word_len=(1, 2)), dict(V=3, word_len=(5, 7))
-DEPO0, BREVO2 = dict(DEPO1, separator=True), dict(V=4, word_len=(2, 4))
+DEPO0, BREVO2 = dict(word_len=(1, 1), separator=True), dict(V=4, word_len=(2, 4))
 
 TASKS = {
     "copy": (Copy, {
@@ -797,10 +801,9 @@ TASKS = {
         "paper": preset(TINY, 50_000, 32, 5e-3, N=500, block_size=1024),
     }),
     "depo0": (Depo, {
-        "nano": preset(DEEP, 24_000, 16, 5e-3, warmup=300, N=10, K=4, V=20, word_len=(1, 1),
-                       separator=True, block_size=71),
-        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, K=4, **DEPO0, block_size=320),
-        "paper": preset(LARGE, 87_500, 128, 1e-3, N=225, K=8, **DEPO0, block_size=2048),
+        "nano": preset(DEEP, 24_000, 16, 5e-3, warmup=300, N=10, K=4, V=20, **DEPO0, block_size=71),
+        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, K=4, V=80, **DEPO0, block_size=320),
+        "paper": preset(LARGE, 87_500, 128, 1e-3, N=225, K=8, V=450, **DEPO0, block_size=2048),
     }),
     "depo1": (Depo, {
         "nano": preset(NANO, 10_000, 32, 7e-3, warmup=300, N=5, K=2, **DEPO1, block_size=52),

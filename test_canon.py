@@ -674,19 +674,6 @@ def test_recurrence_is_the_formula(kind):
         np.testing.assert_allclose(final[b, h], S, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("channels", (1, 5))
-@pytest.mark.parametrize("C", (1, 2, 16))
-def test_decayed_products_are_their_sum(C, channels):
-    q, k, g = torch.randn(3, 2, 3, C, 5).double().unbind()
-    g = -3 * g[..., :channels].abs()
-    want = torch.zeros(2, 3, C, C).double()
-    for t, s in itertools.product(range(C), range(C)):
-        if s <= t:
-            decay = g[..., s + 1 : t + 1, :].sum(-2).exp()
-            want[..., t, s] = (q[..., t, :] * k[..., s, :] * decay).sum(-1)
-    torch.testing.assert_close(canon_gpt.decayed_products(q, k, g), want)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", range(12))
 def test_chunked_equals_the_recurrence(kind, case):
@@ -728,28 +715,6 @@ def test_chunked_is_stable_for_any_decay(kind, strongest, dtype):
     got += torch.autograd.grad((got[0] * dy).sum(), [u for u in low if u is not None])
     for a, b in zip(got, want):
         assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 10 * 2**-9) * b.norm()
-
-
-def test_the_three_meet_where_they_should():
-    B, T, H, K, V = 2, 40, 2, 6, 5
-    q, k, v, g, beta = recurrence_inputs("gdn", B, T, H, K, V)
-    for form in (linear_recurrence, chunked_linear_attention):
-        # no decay, no bracket: (q k^T, masked) v
-        weights = torch.einsum("bthk,bshk->bhts", q, k).tril()
-        want = torch.einsum("bhts,bshv->bthv", weights, v)
-        torch.testing.assert_close(form(q, k, v, 0 * g)[0], want)
-        # the same decay on every channel is a scalar decay
-        for b in (None, beta):
-            channels = form(q, k, v, g[..., None].expand(B, T, H, K), b)
-            torch.testing.assert_close(channels, form(q, k, v, g, b))
-        # a strength of zero writes nothing; orthonormal keys give the bracket nothing to remove
-        assert form(q, k, v, g, 0 * beta)[1].abs().max() == 0
-        basis = torch.eye(K).double().expand(B, H, K, K).transpose(1, 2)
-        q0, v0, g0, beta0 = (u[:, :K] for u in (q, v, g, beta))
-        delta = form(q0, basis, v0, g0, beta0)
-        torch.testing.assert_close(delta, form(q0, basis, beta0[..., None] * v0, g0))
-        # the delta rule at full strength: what is read under the last key is the last value
-        torch.testing.assert_close(form(k, k, v, g, torch.ones_like(beta))[0], v)
 
 
 def test_chunked_saves_memory_linear_in_time():
@@ -805,50 +770,48 @@ def slow_mixer(module, x):
         bias = 0 if module.conv.bias is None else array(module.conv.bias)
         return silu(conv(u, module.conv) + bias)
 
-    o = []
+    def heads(u, H):
+        return u.reshape(T, H, -1)
+
+    def read(q, k, v, a, b=None):
+        """The recurrence of each head; q, k, v, a (T, H, ..), b (T, H)."""
+        o = np.empty_like(v)
+        for h in range(v.shape[1]):
+            S = np.zeros((k.shape[2], v.shape[2]))
+            for t in range(T):
+                key, w, erase = k[t, h], 1 if b is None else b[t, h], 0 if b is None else b[t, h]
+                S = np.diag(np.broadcast_to(a[t, h], len(key))) @ S
+                S = (np.eye(len(key)) - erase * np.outer(key, key)) @ S + w * np.outer(key, v[t, h])
+                o[t, h] = S.T @ q[t, h]
+        return o
+
+    def gated(o):
+        gate = heads(silu(linear(x, module.gate)), o.shape[1])
+        return linear((rms(o, module.norm) * gate).reshape(T, -1), module.out)
+
     if isinstance(module, GLA):
         qkv = canon(linear(x, module.qkv))
-        q, k, v = np.split(qkv if module.conv is None else own(qkv), [D // 2, D], axis=1)
+        qkv = np.split(qkv if module.conv is None else own(qkv), [D // 2, D], axis=1)
+        q, k, v = (heads(u, 4) for u in qkv)
         low, high = module.decay
         a = sigmoid(linear(linear(x, low), high) + array(high.bias)) ** (1 / 16)
-        gate, dk, dv = silu(linear(x, module.gate)), D // 8, D // 4
-        for h in range(4):
-            keys, values = slice(h * dk, (h + 1) * dk), slice(h * dv, (h + 1) * dv)
-            S = np.zeros((dk, dv))
-            for t in range(T):
-                S = np.diag(a[t, keys]) @ S + np.outer(k[t, keys], v[t, values])
-                read = S.T @ q[t, keys] * dk**-0.5
-                o.append(rms(read, module.norm) * gate[t, values])
-        return linear(np.concatenate(np.array(o).reshape(4, T, dv), axis=1), module.out)
+        return gated(read(q * (D // 8) ** -0.5, k, v, heads(a, 4)))
     if isinstance(module, Mamba2):
         z, xBC, dt = np.split(canon(linear(x, module.into)), [2 * D, 4 * D + 128], axis=1)
         xBC = xBC if module.conv is None else own(xBC)  # without it, no SiLU either
         u, B, C = np.split(xBC, [2 * D, 2 * D + 64], axis=1)
-        dt = softplus(dt + array(module.dt_bias))
-        for h in range(16):
-            values = slice(h * D // 8, (h + 1) * D // 8)
-            S, A = np.zeros((64, D // 8)), np.exp(array(module.A_log)[h])
-            for t in range(T):
-                S = np.exp(-A * dt[t, h]) * S + dt[t, h] * np.outer(B[t], u[t, values])
-                o.append(S.T @ C[t] + array(module.skip)[h] * u[t, values])
-        y = np.concatenate(np.array(o).reshape(16, T, D // 8), axis=1)
+        dt, u = softplus(dt + array(module.dt_bias)), heads(u, 16)
+        q, k = (np.repeat(m[:, None], 16, axis=1) for m in (C, B))
+        o = read(q, k, dt[..., None] * u, np.exp(-np.exp(array(module.A_log)) * dt)[..., None])
+        y = (o + array(module.skip)[:, None] * u).reshape(T, -1)
         return linear(rms(y * silu(z), module.norm), module.out)
     H, qkv = module.n_head, canon(linear(x, module.qkv))
     qkv = silu(qkv) if module.conv is None else own(qkv)
-    q, k, v = np.split(qkv, [3 * D // 4, 3 * D // 2], axis=1)
+    q, k, v = (heads(u, H) for u in np.split(qkv, [3 * D // 4, 3 * D // 2], axis=1))
+    q, k = (u / np.linalg.norm(u, axis=-1, keepdims=True) for u in (q, k))
     dt = softplus(linear(x, module.decay) + array(module.dt_bias))
-    a = np.exp(-np.exp(array(module.A_log)) * dt)
-    b, gate = sigmoid(linear(x, module.strength)), silu(linear(x, module.gate))
-    dk, dv = 3 * D // (4 * H), 3 * D // (2 * H)
-    for h in range(H):
-        keys, values = slice(h * dk, (h + 1) * dk), slice(h * dv, (h + 1) * dv)
-        S = np.zeros((dk, dv))
-        for t in range(T):
-            query, key = (u[t, keys] / np.linalg.norm(u[t, keys]) for u in (q, k))
-            S = a[t, h] * (np.eye(dk) - b[t, h] * np.outer(key, key)) @ S
-            S += b[t, h] * np.outer(key, v[t, values])
-            o.append(rms(S.T @ query * dk**-0.5, module.norm) * gate[t, values])
-    return linear(np.concatenate(np.array(o).reshape(H, T, dv), axis=1), module.out)
+    a = np.exp(-np.exp(array(module.A_log)) * dt)[..., None]
+    return gated(read(q * q.shape[2] ** -0.5, k, v, a, sigmoid(linear(x, module.strength))))
 
 
 @pytest.mark.parametrize("mixer", LINEAR)
@@ -945,7 +908,6 @@ def test_linear_mixers_stream_in_constant_memory():
 
 
 # ---- 3. tasks.py -----------------------------------------------------------
-#
 # Instances are read back from their text and checked by their definition;
 # distributions are held against a formula or an enumeration.
 
@@ -1051,13 +1013,14 @@ def test_copy():
     assert (task.batch(0, 0, 50)[0][:, 32] == task.bos).all()  # the third is cut off
 
 
-# ---- Depo
+# -- Depo
 
 WORD = r"(?:\d+\.)*\d+"
 DEPOS = (
     ("depo0", {}), ("depo1", {}), ("depo2", {}), ("depo1", dict(N=24, K=5, block_size=300)),
     ("depo1", dict(V=2, word_len=(2, 3), N=12, block_size=260)), ("depo1", dict(word_len=(1, 1))),
-    ("depo2", dict(N=12, K=4, block_size=400)), ("depo0", dict(V=3, word_len=(2, 2), N=9)),
+    ("depo2", dict(N=12, K=4, block_size=400)),
+    ("depo0", dict(V=3, word_len=(2, 2), N=9, block_size=200)),
 )  # fmt: skip
 
 
@@ -1146,7 +1109,7 @@ def test_depo_scores(name, hops):
     assert scores_if(task, right) == {f"k={k}": float(k != 2) for k in hops}
 
 
-# ---- Brevo
+# -- Brevo
 
 BREVOS = (
     ("brevo1", {}), ("brevo1", dict(N=30, block_size=300)),
@@ -1297,7 +1260,7 @@ def test_brevo_scores(name):
     assert len(right["all"]) == 99 and {"depth=1", "depth=2"} <= {*right}
 
 
-# ---- Mano
+# -- Mano
 
 
 def mano_value(words):
@@ -1330,7 +1293,7 @@ def test_mano_scores():
     assert scores == {"l=1": 0.0, "l=2": 1.0, "l=4": 0.0, "l=6": 0.0}
 
 
-# ---- Lano
+# -- Lano
 
 
 def test_grammars_are_levelled():
@@ -1410,12 +1373,14 @@ def test_lano_windows_and_samples():
 def test_lano_scores():
     """Of texts that are sentences, or none, or do not end; by the exact predictions, or a guess."""
     task = make_task("lano", root=10, block_size=20)
+    task.block_size = 9  # so sentences of nine tokens have no end
     language = all_yields(task.grammar, 10)
-    texts = [*sorted(language)[:40], *[(1,) * 9] * 20]
-    texts = [(4, *text, *[4] * (20 - len(text))) for text in texts] + [(4, *[1] * 20)] * 20
+    short, long = ([text for text in language if (len(text) > 8) == long] for long in (False, True))
+    texts = [*short[:40], *(long * 20)[:20], *[(1,) * 8] * 20]
+    texts = [(4, *text, *[4] * (9 - len(text))) for text in texts]
 
     def generate(tokens, max_new_tokens, temperature, stop, generator):
-        assert (tokens.tolist(), max_new_tokens, temperature, stop) == ([[4]] * 80, 20, 1, 4)
+        assert (tokens.tolist(), max_new_tokens, temperature, stop) == ([[4]] * 80, 9, 1, 4)
         return torch.tensor(texts)
 
     def forward(tokens):
@@ -1426,7 +1391,7 @@ def test_lano_scores():
         return logits, None
 
     sentences = task.grammar.sample(np.random.default_rng([0, tasks.EVAL]), 80)
-    places = np.concatenate([exact_table(language, tuple(text)) for text in sentences])
+    places = np.concatenate([exact_table(language, tuple(text))[:9] for text in sentences])
     p = places / places.sum(1, keepdims=True)
     guessed = math.log(4) + (p * np.log(np.maximum(p, 1e-300))).sum(1).mean()
     for guess, nats in ((False, 0), (True, guessed)):
@@ -1434,7 +1399,7 @@ def test_lano_scores():
         assert scores == {"sentences": 0.5, "KL": pytest.approx(nats, rel=1e-5, abs=1e-6)}
 
 
-# ---- Capo
+# -- Capo
 
 
 def test_capo_meets_everybody_once_an_epoch_in_new_words():
@@ -1507,7 +1472,7 @@ def test_capo_bits():
     assert found["names"] == pytest.approx(1 - 9.7 / math.log(tasks.POSSIBLE_NAMES), rel=1e-5)
 
 
-# ---- Refusals and examples
+# -- Refusals and examples
 
 BAD_TASKS = """
     sort | task = 'sort'    copy huge | preset = 'huge'    copy K=3 | K = 3    copy N=1 | N = 1
@@ -1515,9 +1480,9 @@ BAD_TASKS = """
     depo word_len=(3,2) | word_len    depo word_len=(0,2) | word_len    depo separator=1 | separator
     brevo N=2 | N = 2    brevo V=5 | V = 5    brevo2 V=1 N=4 | N = 4    brevo2 V=0 | V = 0
     mano L=0 | L = 0    lano cfg='cfg4' | cfg = 'cfg4'    lano root=3 | root    lano root=23 | root
-    capo N=0 | N = 0    capo exposures=0 | exposures = 0    copy N=65 | block_size = 129
-    depo N=60 | block_size = 52    depo0 block_size=109 | block_size    brevo N=30 | block_size = 96
-    brevo2 block_size=106 | block_size    mano L=80 | block_size    lano root=22 | block_size = 128
+    capo N=0 | N = 0    capo exposures=0 | exposures = 0    copy block_size=128 | block_size
+    depo N=60 | block_size = 52    depo0 block_size=69 | block_size    brevo N=30 | block_size = 96
+    brevo2 block_size=106 | block_size    mano block_size=7 | block_size    lano root=22 | block
     capo block_size=33 | block_size    capo N=10**7 | N = 10000000    copy N=10**8 | N = 100000000
     depo N=10**8 | N = 100000000    brevo N=10**8 | N = 100000000    depo V=10**9 | V = 1000000000
     depo K=10**9 | K = 1000000000    depo word_len=(1,10**9) | word_len    mano L=10**7 | L
@@ -1570,40 +1535,40 @@ def test_a_task_that_is_not_there():
     assert re.fullmatch("tasks.py: .*'sort'.*\n", failed.stderr)
 
 
-# ---- Learning, through train.py
+# -- Learning, through train.py
 
-COPY = "copy --N 30 --block-size 61 --steps 600 --warmup 100"
-COPY_8 = "copy --N 8 --block-size 17 --d-model 32 --steps 250 --warmup 50 --canon acd --mixer"
-SMALL = "--canon abcd --n-layer 2 --n-head 2 --d-model 64 --batch-size 32 --lr 5e-3 --warmup 30"
-LEARNS = (  # command, score, at least, at most: far from chance
+COPY = "copy --N 16 --block-size 33 --steps 300 --warmup 50"
+COPY_6 = "copy --N 6 --block-size 13 --steps 100 --warmup 30 --d-model 32 --canon acd --mixer"
+SMALL = "--canon abcd --n-layer 2 --d-model 32 --batch-size 32 --lr 1e-2 --warmup 30"
+LEARNS = (  # command, score, at least, at most
     (f"{COPY} --canon abcd", "sequences", 0.5, 1),  # the paper's Fig. 5 in miniature
     (COPY, "sequences", 0, 0.05),
-    *((f"{COPY_8} {mixer}", "sequences", 0.5, 1) for mixer in ("gla", "mamba2", "gdn")),
-    (f"depo0 --N 3 --K 1 --block-size 40 --steps 200 {SMALL}", "k=1", 0.6, 1),
-    (f"brevo1 --N 4 --block-size 32 --steps 300 {SMALL}", "all", 0.5, 1),
-    (f"brevo2 --N 3 --block-size 64 --steps 300 {SMALL}", "all", 0.4, 1),
-    (f"lano --root 10 --block-size 32 --steps 150 {SMALL}", "sentences", 0.5, 1),
-    (f"capo --N 50 --exposures 130 --block-size 34 {SMALL}", "facts", 0.5, 1),
-    (f"mano --L 1 --block-size 35 --steps 600 {SMALL}", "l=1", 0.6, 1),
+    *((f"{COPY_6} {mixer}", "sequences", 0.5, 1) for mixer in ("gla", "mamba2", "gdn")),
+    (f"depo0 --N 3 --K 1 --V 2 --word-len 1 2 --block-size 40 --steps 120 {SMALL}", "k=1", 0.7, 1),
+    (f"brevo1 --N 4 --block-size 32 --steps 180 {SMALL}", "all", 0.5, 1),
+    (f"brevo2 --N 3 --V 2 --word-len 1 2 --block-size 32 --steps 150 {SMALL}", "all", 0.5, 1),
+    (f"mano --L 1 --block-size 35 --steps 260 {SMALL}", "l=1", 0.7, 1),
+    (f"lano --root 10 --block-size 32 --steps 100 {SMALL}", "sentences", 0.5, 1),
+    (f"capo --N 50 --exposures 100 --block-size 34 {SMALL}", "facts", 0.3, 1),
 )
 
 
-@pytest.mark.parametrize("command, score, least, most", LEARNS, ids=lambda value: str(value)[:70])
+@pytest.mark.parametrize("command, score, least, most", LEARNS, ids=lambda value: str(value)[:50])
 def test_tasks_are_learnt_a_little(command, score, least, most, tmp_path, monkeypatch):
-    """Chance is 1/2 for Depo, some 1/4 for Brevo and Mano, next to nothing for the rest."""
-    monkeypatch.setattr(tasks.Mano, "modulus", 5)  # the tables of 23 take long to learn
+    """Chance is 1/2 for Depo, some 1/4 for Brevo, 1/3 for Mano, next to nothing for the rest."""
+    monkeypatch.setattr(tasks.Mano, "modulus", 3)  # the tables of 23 take long to learn
     options = f"--preset nano --device {DEVICE} --no-compile --eval-every 1000 --eval-size 128"
     train.main(["--task", *command.split(), *options.split(), "--out", str(tmp_path / "run")])
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert least <= last["eval"][score] <= most
 # ---- 4. train.py -----------------------------------------------------------
 
-TINY = shlex.split("--task copy --preset nano --N 8 --block-size 20 --device cpu --batch-size 8"
-                   " --eval-size 16 --warmup 5 --workers 0 --no-compile")  # fmt: skip
+TINY = ("--task copy --preset nano --N 8 --block-size 20 --device cpu --batch-size 8 --eval-size 16"
+        " --warmup 5 --workers 0 --no-compile").split()  # fmt: skip
 
 
-def tiny(words, out="run"):
-    return [*TINY, *words.split(), "--out", str(out)]
+def tiny(flags, out="run"):
+    return [*TINY, *flags.split(), "--out", out]
 
 
 def logged(out):
@@ -1612,18 +1577,8 @@ def logged(out):
     return [json.loads(line, parse_constant=pytest.fail) for line in lines]
 
 
-def steady(out):
-    """The same without what the clock decides."""
-    clock = {"tokens_per_s", "data_share", "seconds", "step_ms"}
-    return [{key: line[key] for key in line if key not in clock} for line in logged(out)]
-
-
 def checkpoint(out):
     return torch.load(Path(out, "ckpt.pt"), weights_only=True)
-
-
-def contents(folder="."):
-    return {path: path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")}
 
 
 @pytest.fixture
@@ -1633,7 +1588,10 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ends(here, capsys):
-    """Checks that a command ends with this line and status; before training, nothing else happens."""
+    """Checks that a command ends with such a line, and before training leaves all files alone."""
+
+    def contents():
+        return {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
 
     def check(command, *words, status=2, training=False):
         before = contents()
@@ -1641,10 +1599,11 @@ def ends(here, capsys):
         with pytest.raises(SystemExit) as stopped:
             train.main(command)
         output = capsys.readouterr()
-        last = output.err.splitlines(keepends=True)[-1]
-        assert re.fullmatch("train.py: .+\n", last) and stopped.value.code == status
-        assert training or (output.err == last and contents() == before)
-        assert not output.out and all(word in last for word in words), last
+        line = output.err.splitlines(keepends=True)[-1]
+        assert re.fullmatch("train.py: .+\n", line) and stopped.value.code == status
+        assert training or (output.err == line and contents() == before)
+        assert not output.out and all(word in line for word in words), line
+        return line
 
     return check
 
@@ -1671,84 +1630,72 @@ def test_command_line_end_to_end(here):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (run,) = Path("out").iterdir()
-    assert run.name.startswith("copy_nano_rope_abcd_N=8_") and run.name.endswith("_warmup=5_s0")
+    assert run.name.startswith("copy_nano_rope_abcd_N=8_")
     assert {path.name for path in run.iterdir()} == {"config.json", "metrics.jsonl", "ckpt.pt"}
     config, log = json.loads((run / "config.json").read_text()), logged(run)
     assert config["run"] == run.name and config["model"]["canon"] == "abcd"
-    assert config["task"]["N"] == 8 and config["training"]["steps"] == 50
-    about = "task model training dtype seed eval_size preset parameters date device processes compiled"
-    assert {*about.split(), "python", "torch", "numpy"} <= set(config)
+    about = "dtype seed eval_size preset date device processes compiled python torch numpy"
+    assert set(about.split()) <= set(config)
     assert shlex.split(config["command"]) == ["python", "train.py", *words]
+    group = checkpoint(run)["optimizer"]["param_groups"][0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-6, 0.03)
     assert [line["step"] for line in log] == [20, 30, 40, 50, 50]
     assert [line["step"] for line in log if "eval" in line] == [30, 50, 50]
     for line in log[:-1]:
         assert line["lr"] == train.learning_rate(line["step"] - 1, config["training"])
-        assert line["tokens"] == line["step"] * 8 * 20 and line["loss"] > 0
-    saved = checkpoint(run)["optimizer"]["param_groups"][0]
-    assert all(saved[field] == config["training"][field] for field in ("eps", "weight_decay"))
+        assert line["tokens"] == line["step"] * 8 * 20
     last = log[-1]
     assert last["final"] is True and last["seconds"] > 0 and 0 < last["data_share"] < 1
     assert last["tokens_per_s"] == pytest.approx(8 * 20 * 1e3 / last["step_ms"], rel=0.01)
-    assert train.steps_done(run) == (50, True) and train.steps_done(run / "other") == (0, False)
-    shown = {*last, *last["eval"]} - {"step", "eval", "final"}
-    assert shown <= set(done.stdout.split()) and f"{config['parameters']['total']:,}" in done.stdout
+    assert train.steps_done(run) == (50, True) and train.steps_done(Path("none")) == (0, False)
+    printed = {*last, *last["eval"], f"{config['parameters']['total']:,}"}
+    assert printed - {"step", "eval", "final"} <= set(done.stdout.split())
 
 
 def test_help_names_all_choices(capsys):
     with pytest.raises(SystemExit, match="0"):
         train.main(["--help"])
     words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
-    assert words > {*tasks.TASKS, *MIXERS, *MLPS, *POSITIONS, *CANONS, "--word-len", "--no-compile"}
-
-
-def test_own_mixers_and_canons(here, monkeypatch):
-    """An entry is all it takes. A subclass of Attention keeps positions and n_head."""
-    monkeypatch.setitem(MIXERS, "mine", type("Mine", (Attention,), {}))
-    monkeypatch.setitem(CANONS, "mine", type("MyCanon", (Canon,), {}))
-    train.main([*TINY, *"--mixer mine --pos alibi --n-head 4 --canon b --canon-type mine --steps 2".split()],
-               program="/x/own.py")  # fmt: skip
-    (run,) = Path("out").glob("copy_nano_mine_alibi_b_*_canon-type=mine_*")
-    config = json.loads((run / "config.json").read_text())
-    assert config["command"].startswith("python own.py --task copy ")
-    assert config["model"]["mixer"] == config["model"]["canon_type"] == "mine"
+    assert words > {*tasks.TASKS, *MIXERS, *MLPS, *POSITIONS, *CANONS, "--word-len"}
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_every_task_stops_resumes_and_scores(name, here, monkeypatch):
     small = {"capo": "--N 40 --exposures 1", "lano": "--cfg cfg3k --root 12 --steps 3"}
-    command = (f"--task {name} --preset nano --device cpu --batch-size 4 --eval-size 8 --n-layer 1 --no-compile"
-               f" --warmup 0 --eval-every 9 --out run {small.get(name, '--steps 3')}").split()  # fmt: skip
+    flags = f"--task {name} --preset nano --device cpu --batch-size 4 --eval-size 8 --n-layer 1"
+    command = f"{flags} --no-compile --warmup 0 --out run {small.get(name, '--steps 3')}".split()
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
         interrupt(patch, 0)
         train.main(command)
     assert checkpoint("run")["step"] == 1
     train.main([*command, "--resume"])
     last = logged("run")[-1]
-    assert last["step"] == 3 and all(type(score) is float for score in last["eval"].values())
-    shares = last["eval"].keys() - tasks.NO_SHARES
-    assert shares and all(0 <= last["eval"][name] <= 1 for name in shares)
+    assert last["final"] and last["step"] == 3 and last["eval"]
 
 
-@pytest.mark.parametrize("mixer", ("attention", "gla", "gdn,attention"))
-def test_operations_are_counted_as_pytorch_counts_them(mixer):
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+@pytest.mark.parametrize("mixer, layers", [("attention", 2), ("gla", 0), ("gdn,attention", 1)])
+def test_operations_are_counted_as_pytorch_counts_them(mixer, layers):
     from torch.utils.flop_counter import FlopCounterMode
 
     B, T, D = 2, 32, 64
     model = CanonGPT(Config(50, T, n_layer=2, n_head=2, d_model=D, mixer=mixer, canon="abcd"))
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with FlopCounterMode(display=False) as counter:
         model(torch.zeros(B, T, dtype=torch.int64))
     products, aten = counter.get_flop_counts()["Global"], torch.ops.aten
     linear = products[aten.mm] + products.get(aten.addmm, 0)
-    pairs = (mixer != "gla") * (1 + (mixer == "attention")) * 2 * (2 * B * T * T * D)
-    assert mixer != "attention" or products[aten.bmm] == pairs  # of which a causal model needs half
-    assert train.flops_per_token(model) * B * T == 3 * (linear + pairs // 2)
+    attention = layers * 2 * (2 * B * T * T * D) // 2  # half of all pairs: the past
+    assert train.flops_per_token(model) * B * T == 3 * (linear + attention)
 
 
 @pytest.mark.parametrize("error", (None, KeyError("power failure")))
 def test_resume_goes_on_as_if_never_stopped(error, ends, monkeypatch):
-    """After a signal in step 48, or a crash there: the same weights, and the same lines in the log."""
-    flags = "--steps 60 --eval-every 20 --canon abcd"
+    """After a signal in step 48, or a crash there: same weights, same lines in the log."""
+
+    def steady(out):
+        fields = ("step", "tokens", "loss", "lr", "eval", "final")
+        return [[line.get(field) for field in fields] for line in logged(out)]
+
+    flags = "--steps 60 --eval-every 20"
     train.main(tiny(flags, "whole"))
     with monkeypatch.context() as patch, pytest.raises(type(error) if error else SystemExit):
         interrupt(patch, 47, error)
@@ -1777,28 +1724,31 @@ def test_workers_and_compile_change_nothing(here, monkeypatch):
 
 
 @pytest.mark.parametrize("world, names, kills", [
-    (1, "SIGINT SIGINT", True), (2, "SIGINT SIGINT", False), (1, "SIGTERM SIGTERM SIGINT", False)])  # fmt: skip
+    (1, "INT INT", True), (2, "INT INT", False), (1, "TERM TERM INT", False)])  # fmt: skip
 def test_only_a_second_ctrl_c_kills(world, names, kills, monkeypatch):
     """Under torchrun a process may get it twice: from the terminal, and from torchrun."""
     monkeypatch.setattr(train, "WORLD", world)
+    numbers = [getattr(signal, f"SIG{name}") for name in names.split()]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-    *first, last = [getattr(signal, name) for name in names.split()]
     try:
-        with train.stop_requests() as stop:
-            for number in first:
-                signal.raise_signal(number)
-            with pytest.raises(KeyboardInterrupt) if kills else contextlib.nullcontext():
-                signal.raise_signal(last)
+        with pytest.raises(KeyboardInterrupt) if kills else contextlib.nullcontext():
+            with train.stop_requests() as stop:
+                for number in numbers:
+                    signal.raise_signal(number)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert stop == first + [last] * (not kills)
+    assert stop == numbers[: len(numbers) - kills]
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals and locks")
+ENDLESS = "--steps 1000000 --eval-every 500000"
 
 
 def start(*command):
-    """A training in other processes, as soon as it logs."""
-    process = subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    """A training in other processes that has logged a line."""
+    pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, *command], start_new_session=True, **pipes)
     deadline = time.time() + 120
     while not Path("run/metrics.jsonl").exists():
         assert time.time() < deadline and process.poll() is None
@@ -1806,13 +1756,10 @@ def start(*command):
     return process
 
 
-posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals and locks")
-ENDLESS = "--steps 1000000 --eval-every 500000"
-
-
 @posix
-def test_sigterm_to_all_processes_saves_and_no_second_run_gets_in(ends):
+def test_sigterm_to_all_processes_saves_and_no_second_run_gets_in(ends, monkeypatch):
     """Batch systems signal the loader's workers, too. Until then the folder is locked."""
+    monkeypatch.setattr(train, "train_step", pytest.fail)
     process = start(HERE / "train.py", *tiny(ENDLESS + " --workers 2"))
     ends(tiny(ENDLESS + " --resume"), "run is in use", training=True)
     os.killpg(process.pid, signal.SIGTERM)
@@ -1824,19 +1771,19 @@ def test_sigterm_to_all_processes_saves_and_no_second_run_gets_in(ends):
 @posix
 def test_ctrl_c_while_importing_prints_nothing(here):
     Path("numpy.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    done = subprocess.run([sys.executable, HERE / "train.py", *TINY], capture_output=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": "."})  # fmt: skip
+    command, path = [sys.executable, HERE / "train.py", *TINY], {**os.environ, "PYTHONPATH": "."}
+    done = subprocess.run(command, env=path, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGINT and done.stderr == b""
 
 
-@pytest.mark.parametrize("what", ("loss", "norm", "weight", "output", "score"))
+@pytest.mark.parametrize("what", ("loss", "weight", "output", "score"))
 def test_what_is_not_finite_stops_the_run_and_is_not_saved(what, ends, monkeypatch):
     steps, real = itertools.count(1), train.train_step
 
     def spoilt(model, *rest):
         loss, norm = real(model, *rest)
         if next(steps) == 60:
-            loss, norm = loss * (math.nan if what == "loss" else 1), norm * (math.inf if what == "norm" else 1)
+            loss = loss * math.nan if what == "loss" else loss
             if what == "weight":
                 model.norm.weight.data[3] = math.inf
             if what == "output":
@@ -1846,31 +1793,29 @@ def test_what_is_not_finite_stops_the_run_and_is_not_saved(what, ends, monkeypat
         return loss, norm
 
     monkeypatch.setattr(train, "train_step", spoilt)
-    ends(tiny("--steps 100 --eval-every 20"), "step 60: loss ", "ckpt.pt is the last good", status=1, training=True)
+    words = "step 60: loss ", "run/ckpt.pt is the last good"
+    ends(tiny("--steps 60 --eval-every 20"), *words, status=1, training=True)
     assert checkpoint("run")["step"] == logged("run")[-1]["step"] == 40
-
-
-def test_a_step_that_breaks_the_weights_is_not_saved(ends):
-    ends(tiny("--steps 1 --lr 1e12"), "not all is finite", status=1, training=True)
-    assert checkpoint("run")["step"] == 0
 
 
 def test_gradients_are_clipped(here, monkeypatch):
     """Together to a norm of 1, and only if it is larger."""
-    make, clip, before, after = train.make_optimizer, torch.nn.utils.clip_grad_norm_, [], []
+    clip, step, before, after = torch.nn.utils.clip_grad_norm_, torch.optim.AdamW.step, [], []
 
-    def norm(model):
-        return math.hypot(*(p.grad.norm().item() for p in model.parameters()))
+    def watched_step(optimizer, *rest):
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        after.append(math.hypot(*(grad.norm() for grad in grads)))
+        return step(optimizer, *rest)
 
-    def watched(model, *rest):
-        optimizer = make(model, *rest)
-        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *a: before.append(norm(model)) or clip(*a))
-        optimizer.register_step_pre_hook(lambda *_: after.append(norm(model)))
-        return optimizer
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched_step)
+    def watched_clip(*arguments):
+        before.append(clip(*arguments))
+        return before[-1]
 
-    monkeypatch.setattr(train, "make_optimizer", watched)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", watched_clip)
     train.main(tiny("--steps 20 --n-layer 3 --d-model 64"))
-    assert min(before) < 1 < max(before) and after == pytest.approx([min(1, n) for n in before], rel=1e-4)
+    assert min(before) < 1 < max(before)
+    assert after == pytest.approx([min(1, float(norm)) for norm in before], rel=1e-4)
 
 
 def test_learning_rate_schedule():
@@ -1881,16 +1826,21 @@ def test_learning_rate_schedule():
     assert [train.learning_rate(step, linear) for step in (0, 55, 110)] == [2, 1, 0]
 
 
-def test_parts_of_a_batch_make_its_gradient(monkeypatch):
-    """1 to 3 processes, in 1 or 2 parts each: the loss is the mean over all of the batch's targets."""
-    task = make_task("depo", "nano")  # whose rows have different numbers of targets
-    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)).double()
+@pytest.mark.parametrize("name", ("depo", "mano"))
+def test_parts_of_a_batch_make_its_gradient(name, monkeypatch):
+    """Depo's rows have different numbers of targets; in Mano the first token is one, too."""
+    task = make_task(name, "nano")
+    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
+    model = CanonGPT(config).double()
 
     def loss(tokens, mask):
         return model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1]
 
+    def gradient(loss):
+        return torch.autograd.grad(loss, list(model.parameters()))
+
     batch = task.batch(5, 7, 12)
-    want = torch.autograd.grad(loss(*map(torch.from_numpy, batch)), list(model.parameters()))
+    want = gradient(loss(*map(torch.from_numpy, batch)))
     for world, parts in itertools.product((1, 2, 3), (1, 2)):
         monkeypatch.setattr(train, "WORLD", world)
         total, rows = 0, []
@@ -1900,33 +1850,25 @@ def test_parts_of_a_batch_make_its_gradient(monkeypatch):
                 total = total + loss(tokens, mask) * share / world
                 rows += tokens.tolist()
         assert sorted(rows) == sorted(batch[0].tolist())
-        assert all(map(torch.allclose, torch.autograd.grad(total, list(model.parameters())), want))
-
-
-def test_grad_accum_trains_the_same(here):
-    for parts in "14":
-        train.main(tiny(f"--steps 40 --canon abcd --grad-accum {parts}", parts))
-    a, b = (checkpoint(parts)["model"] for parts in "14")
-    assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
-    assert not all(torch.equal(a[name], b[name]) for name in a)  # it did go in parts
+        assert all(map(torch.allclose, gradient(total), want))
 
 
 @posix
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch.distributed")
 def test_two_processes_train_as_one_does(here, monkeypatch):
-    """By torchrun, in three parts each. A signal stops both after the same step; then one goes on."""
-    flags = (f"--task depo --preset nano --canon ac --device cpu --no-compile --batch-size 6 {ENDLESS}"
-             " --eval-size 16 --out").split()  # fmt: skip
+    """By torchrun, in three parts each. A signal stops both at the same step; then one goes on."""
+    flags = "--task depo --preset nano --canon ac --device cpu --no-compile --batch-size 6"
+    flags = f"{flags} --eval-size 16 {ENDLESS} --out".split()
     torchrun = "-m torch.distributed.run --standalone --nproc_per_node=2".split()
     process = start(*torchrun, HERE / "train.py", *flags, "run", "--grad-accum", "3")
     process.terminate()
     assert process.communicate(timeout=120)[1].count("--resume goes on") == 1
     steps = checkpoint("run")["step"]
     assert json.loads(Path("run/config.json").read_text())["processes"] == 2
-    for out, stop in (("run", steps + 20), ("one", steps + 20)):
+    for words in (["run", "--resume"], ["one"]):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            interrupt(patch, stop - 1)
-            train.main([*flags, out, *["--resume"] * Path(out).exists()])
+            interrupt(patch, steps + 19)
+            train.main([*flags, *words])
     run, one = ({line["step"]: line["loss"] for line in logged(out)} for out in ("run", "one"))
     assert run == pytest.approx(one, rel=1e-4) and [*run] == [*range(20, steps + 21, 20)]
 
@@ -1940,46 +1882,39 @@ def test_only_the_first_process_speaks(monkeypatch, capsys):
     assert capsys.readouterr().err == "train.py: batch_size = 5: must be a multiple of 2\n"
 
 
-BAD_COMMANDS = """task sort, preset huge, mixer conv, pos rotary, mlp gelu, canon abx, canon aab, canon-type wide,
-canon-kernel 1, d-model 17, n-layer 0, n-head 3, steps -5, steps 0, steps many, lr -1, lr 0, lr nan, lr inf,
-batch-size 0, warmup -1, weight-decay -0.1, seed -1, seed 4294967296, workers -1, workers 1000, eval-every 0,
-eval-size 0, grad-accum 0, schedule step, device abacus, dtype float16, cannon abcd, N 1, K 2, cfg cfg3f,
-mixer gla --pos alibi, mixer gla --n-head 4, mixer gdn,attention, mixer gdn --d-model 20, task depo --N 2,
-task mano --L 0, task lano --cfg cfg4, task lano --root 30, task brevo --V 8, task capo --exposures 0,
-task copy --N 100000000, task depo --V 1000000000, task mano --L 10000000, task depo --block-size 10000000000,
-task capo --exposures 1000000000000000000000000000000, task depo --K 64 --eval-size 3"""
+BAD_FLAGS = """task sort; preset huge; mixer conv; canon abx; canon-type wide; canon-kernel 1; N 1; K 2;
+steps -5; steps 0; steps many; lr -1; lr 0; lr nan; lr inf; batch-size 0; warmup -1; cannon abcd;
+weight-decay -0.1; seed -1; seed 4294967296; workers -1; workers 1000; eval-every 0; eval-size 0;
+grad-accum 0; schedule step; device abacus; dtype float16; mixer gla --pos alibi; task mano --L 0;
+mixer gla --n-head 4; mixer gdn,attention; task capo --exposures 3 --steps 5; task depo --N 2;
+task depo --K 64 --eval-size 1; task copy --N 100000000; task depo --V 1000000000;
+task mano --L 10000000; task depo --block-size 10000000000; task capo --exposures 10000000000000000;
+n-head 3 => d_model = 16; short-conv => short_conv = True; N 50 => block_size = 20;
+block-size 9 => block_size = 9; out= => out = ''; grad-accum 3 => must be a multiple of 3;
+compile => a C++ compiler; resume => run has no ckpt.pt; out mine => mine is not empty: choose"""
 
 
-@pytest.mark.parametrize("bad", re.split(r",\s", BAD_COMMANDS))
-def test_bad_commands_are_refused_before_anything_is_written(bad, ends):
-    """The line names the last flag, as it is or as a field, and its value."""
-    flag, value = f"--{bad}".split()[-2:]
-    tiny = ["--preset", "nano"] if "task" in bad else TINY  # whose sizes are Copy's
-    ends([*tiny, *f"--{bad}".split()], value)
-
-
-@pytest.mark.parametrize("flags, words, status", [
-    ("--short-conv", "short_conv = True", 2), ("--N 50", "block_size = 20", 2), ("--out=", "out = ''", 2),
-    ("--block-size 9", "block_size = 9", 2), ("--grad-accum 3", "batch_size = 8: must be a multiple of 3", 2),
-    ("--task capo --steps 5 --exposures 3", "exposures", 2), ("--compile", "a C++ compiler", 2),
-    ("--resume", "run has no ckpt.pt", 2), ("--out mine", "mine is not empty: choose another --out", 2),
-    ("--out mine/config.json/run", "mine/config.json/run", 1), ("--out " + 300 * "x", "File name too long", 1)])  # fmt: skip
-def test_what_cannot_be_is_refused_before_anything_is_written(flags, words, status, ends, monkeypatch):
+@pytest.mark.parametrize("bad", re.split(r";\s", BAD_FLAGS))
+def test_bad_flags_are_refused_before_anything_is_written(bad, ends, monkeypatch):
+    """The line has the words behind =>, else the last flag, or its field, and its value."""
     monkeypatch.setattr(train, "can_compile_on_cpu", lambda: False)
+    monkeypatch.setattr(train, "train_step", pytest.fail)
     Path("mine").mkdir()
-    for name in ("config.json", "notes.txt"):
-        Path("mine", name).write_text("mine")
-    ends([*tiny("--steps 5"), *flags.split()], words, status=status)
+    Path("mine/notes.txt").write_text("mine")
+    flags, _, words = f"--{bad}".partition(" => ")
+    usual = ["--preset", "nano"] if "task" in bad else tiny("--steps 5")  # Copy's sizes
+    flag, value = flags.split()[-2:] if not words else ("--", words)
+    line = ends([*usual, *flags.split()], value)
+    assert flag[2:].replace("-", "_") in line.replace("-", "_")
 
 
 @pytest.mark.parametrize("native", (True, False))
 def test_the_gpu_decides_about_bfloat16(native, monkeypatch):
-    """Older ones than Ampere have no instructions for it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(train, "gpu_has_bfloat16", lambda: native)
     args = train.prepare(["--task", "copy"])[0]
     assert (args.device, args.preset, args.compile) == ("cuda", "small", True)
-    assert args.dtype == ("bfloat16" if native else "float32") and train.prepare(TINY)[0].dtype == "float32"
+    assert args.dtype == ("bfloat16" if native else "float32")
 
 
 @pytest.mark.parametrize("dtype, other", [("float32", "bfloat16"), ("bfloat16", "float32")])
@@ -1993,16 +1928,15 @@ def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, other, ends, mo
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     train.main(tiny(f"--steps 2 --dtype {dtype}"))
     assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
-    assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
-    ends(tiny(f"--steps 2 --dtype {other} --resume"), f'was not trained with "dtype": "{other}"')
+    assert {w.dtype for w in checkpoint("run")["model"].values()} == {torch.float32}
+    ends(tiny(f"--steps 2 --dtype {other} --resume"), f'not "dtype": "{other}"')
 
 
 def test_a_folder_with_another_run_is_refused(ends):
     train.main(tiny("--steps 5"))
-    ends(tiny("--steps 5"), "is not empty: --resume goes on")
-    changes = {"--canon a": '"canon": "a"', "--steps 6": '"steps": 6', "--seed 4": '"seed": 4', "--eval-size 17": '"eval_size": 17'}
-    for flags, words in changes.items():
-        ends(tiny(f"--steps 5 --resume {flags}"), "was not trained with", words)
+    ends(tiny("--steps 5"), "run is not empty: --resume goes on")
+    words = 'configuration, not "canon": "a", "steps": 6, "seed": 4, "eval_size": 17'
+    ends(tiny("--steps 6 --canon a --seed 4 --eval-size 17 --resume"), words)
 
 
 def test_a_run_without_a_checkpoint_has_not_begun(here):
@@ -2010,20 +1944,28 @@ def test_a_run_without_a_checkpoint_has_not_begun(here):
     Path("run").mkdir()
     Path("run/config.json").write_text("x" * 10_000)
     Path("run/ckpt.pt.new").write_text("half")
-    train.main(tiny("--steps 2"))
-    assert json.loads(Path("run/config.json").read_text())["run"] == "run" and logged("run")[-1]["final"]
-    assert not Path("run/ckpt.pt.new").exists()
+    train.main(tiny("--steps 2"), program="/x/own.py")
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["run"] == "run" and config["command"].startswith("python own.py --task copy ")
+    assert logged("run")[-1]["final"] and not Path("run/ckpt.pt.new").exists()
+
+
+@pytest.mark.parametrize("out", ("file/run", 300 * "x"))
+def test_a_folder_that_cannot_be_made(out, ends):
+    Path("file").write_text("mine")
+    ends(tiny("--steps 5", out), out, status=1)
 
 
 def test_damaged_checkpoints_are_refused(ends):
     """A flipped bit is refused or, in a header that nobody reads, does no harm."""
-    train.main(tiny("--steps 2 --eval-every 1"))
+    train.main(tiny("--steps 2"))
     good, path, loud = checkpoint("run"), Path("run/ckpt.pt"), 0
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     model = CanonGPT(Config(**good["recipe"]["model"]))
     optimizer = train.make_optimizer(model, good["recipe"]["training"], "cpu")
     for place in rng.integers(len(whole), size=60):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.integers(8)]) + whole[place + 1 :])
+        flipped = bytes([whole[place] ^ 1 << rng.integers(8)])
+        path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
         try:
             train.load(path, good["recipe"], model, optimizer)
         except SystemExit:
@@ -2036,64 +1978,354 @@ def test_damaged_checkpoints_are_refused(ends):
     first = next(iter(weights))
     moments = {**state["state"], 0: {**state["state"][0], "exp_avg": torch.zeros(3)}}
     for damage in (
-        b"", whole[:-100], bytes(1000), [1], {name: good[name] for name in ("recipe", "model", "step")},
-        {**good, "model": {name: weights[name] for name in weights if name != first}},
-        {**good, "model": {**weights, first: torch.zeros(3, 3)}}, {**good, "model": {**weights, first: 3}},
-        {**good, "optimizer": {}}, {**good, "optimizer": {**state, "state": moments}},
+        b"", whole[:-100], bytes(1000), [1], {"recipe": good["recipe"]}, {**good, "model": {}},
+        {**good, "model": {**weights, first: torch.zeros(3, 3)}}, {**good, "optimizer": {}},
+        {**good, "optimizer": {**state, "state": moments}},
     ):  # fmt: skip
         path.write_bytes(damage) if type(damage) is bytes else torch.save(damage, path)
-        ends(tiny("--steps 2 --eval-every 1 --resume"), "ckpt.pt is damaged")
+        ends(tiny("--steps 2 --resume"), "ckpt.pt is damaged")
 
 
-@pytest.mark.parametrize("error, words, hint", [
-    (PermissionError(13, "Permission denied", "x"), "Permission denied: 'x'", False), (MemoryError(), "MemoryError", True),
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "CUDA out of memory", True),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "can't allocate", True),
-    (RuntimeError("a bug of one's own"), None, False)])  # fmt: skip
-def test_errors_of_the_system_are_one_line(error, words, hint, ends, monkeypatch):
+@pytest.mark.parametrize("error, words", [
+    (PermissionError(13, "Permission denied", "x"), ["Permission denied: 'x'"]),
+    (MemoryError(), ["MemoryError", "--batch-size"]), (RuntimeError("a bug of one's own"), []),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried .."), ["out of memory", "--grad-accum"]),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ["memory", "--grad-accum"])])  # fmt: skip
+def test_errors_of_the_system_are_one_line_and_bugs_are_not(error, words, ends, monkeypatch):
     interrupt(monkeypatch, 3, error)
-    if words:
-        ends(tiny("--steps 9"), words, *["smaller --batch-size", "--grad-accum"] * hint, status=1, training=True)
-    else:  # it wants its traceback
-        with pytest.raises(RuntimeError):
-            train.main(tiny("--steps 9"))
+    with contextlib.nullcontext() if words else pytest.raises(RuntimeError):
+        ends(tiny("--steps 9"), *words, status=1, training=True)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(ends, monkeypatch):
-    write = Path.write_bytes
+    """And nothing half-written."""
+    saves, write = itertools.count(1), Path.write_bytes
 
     def full(path, data):
-        write(path, data[:100] if len(saves) == 2 else data)
-        saves.extend([path] * ("ckpt" in path.name))
-        if len(saves) == 3:
+        write(path, data[:99] if (last := "ckpt" in path.name and next(saves) == 3) else data)
+        if last:
             raise OSError(28, "No space left on device", str(path))
 
-    saves = []
     monkeypatch.setattr(Path, "write_bytes", full)
-    ends(tiny("--steps 40 --eval-every 10"), "No space left on device: 'run/ckpt.pt.new'", status=1, training=True)
-    assert checkpoint("run")["step"] == 10
-    assert {path.name for path in Path("run").iterdir()} == {"config.json", "metrics.jsonl", "ckpt.pt"}
+    words = "No space left on device: 'run/ckpt.pt.new'"
+    ends(tiny("--steps 40 --eval-every 10"), words, status=1, training=True)
+    assert checkpoint("run")["step"] == 10 and not Path("run/ckpt.pt.new").exists()
 
 
 def test_run_names_tell_runs_apart():
     def name(flags, task="copy"):
         return train.prepare(f"--task {task} --preset nano --device cpu {flags}".split())[0].out
 
-    apart = ["", "--seed 1", "--canon abcd", "--canon abcd --canon-silu", "--canon abcd --canon-no-residual", "--lr 0.1",
-             "--pos nope", "--n-layer 2", "--mlp silu", "--dtype bfloat16", "--mixer gdn --d-model 32",
-             "--tie-embeddings", "--no-tie-embeddings", "--N 50"]  # fmt: skip
+    apart = """--seed 1; --canon abcd; --canon abcd --canon-silu; --canon abcd --canon-no-residual;
+        --lr 0.1; --n-layer 2; --mlp silu; --dtype bfloat16; --tie-embeddings;""".split(";")
     assert len({name(flags) for flags in apart}) == len(apart)
-    for same in ("", "--mlp swiglu --canon-kernel 4", "--workers 3 --grad-accum 2 --eval-every 7 --no-compile --resume"):
+    for same in ("", "--mlp swiglu --canon-kernel 4", "--workers 3 --grad-accum 2 --resume"):
         assert name(same) == Path("out/copy_nano_rope_bare_s0")
     flags = "--mixer gdn,attention --canon ca --word-len 5 6 --seed 3"
     assert name(flags, "depo2") == Path("out/depo2_nano_gdn-attention_rope_ac_word-len=5-6_s3")
 
+# ---- 5. plot.py ------------------------------------------------------------
 
-def test_recipes_are_json_and_can_be_repeated():
-    args, task, config, training = train.prepare("--task capo --preset nano --device cpu --exposures 2".split())
-    recipe = train.recipe_of(args, task, config, training)
-    assert json.loads(json.dumps(recipe)) == recipe and recipe["training"]["steps"] == task.steps(16)
-    assert Config(**recipe["model"]) == config and make_task(**recipe["task"]).settings == task.settings
+
+def made_run(*evals, seed=0, final=True, dtype="float32", lr=0.01, **model):
+    """evals: an evaluation's k=1, k=2 .. each, after 10, 20 .. steps."""
+    points = [{"step": 10 * i, "eval": {f"k={k}": s for k, s in enumerate(scores, 1)}}
+              for i, scores in enumerate(evals, 1)]  # fmt: skip
+    return {"run": "r", "task": {"name": "depo1", "N": 6}, "training": {"lr": lr}, "dtype": dtype,
+            "model": vars(Config(vocab_size=9, block_size=9, **model)), "preset": "nano",
+            "seed": seed, "device": "cpu", "evals": points, "seconds": 3.0 if final else None}  # fmt: skip
+
+
+def write_run(folder, run):
+    Path(folder).mkdir(parents=True)
+    Path(folder, "config.json").write_text(json.dumps({**run, "run": Path(folder).name}))
+    log = run["evals"] + [{"final": True, "seconds": 3.0}] * (run["seconds"] is not None)
+    Path(folder, "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+
+
+@pytest.fixture
+def refused(here, capsys):
+    """Checks that a program ends with one line and status 2, and writes nothing."""
+
+    def check(main, *words):
+        before = {*Path().rglob("*")}
+        with pytest.raises(SystemExit, match="2"):
+            main([*words])
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and before == {*Path().rglob("*")}
+        return line
+
+    return check
+
+
+def test_runs_are_read_drawn_and_packed(here, capsys):
+    """One as train.py leaves it, and made-up ones."""
+    train.main([*TINY, "--steps", "2", "--out", "out/copied"])
+    write_run("out/a0", made_run((0.2, 0.1), (0.4, 0.2)))
+    write_run("out/a1", made_run((0.4, 0.2), (0.625, 0.4), seed=1))
+    write_run("out/going", made_run((0.9, 0.45), final=False, canon="abcd", canon_silu=True))
+    write_run("out/unborn", made_run(final=False))
+    with open("out/a0/metrics.jsonl", "a") as file:
+        file.write('{"step": 30, "ev')  # half written
+    Path("out/empty").mkdir()
+    Path("out/figure.png").touch()
+    paths = [str(path) for path in Path("out").iterdir()]
+    assert len(plot.read_all(paths * 2)) == 4
+    capsys.readouterr()
+    plot.main([*paths, "--out", "one", "--save", "packed.json"])
+    printed = capsys.readouterr().out
+    assert "| RoPE | 0, 1 | 40%, 63% | 20%, 40% |" in printed and "| RoPE | 0 | 0% | " in printed
+    assert "| RoPE + Canon-ABCD (act) (still training) | 0 | 90% | 45% |" in printed
+    plot.main(["packed.json", "--out", "two"])
+    assert capsys.readouterr().out == printed.replace("one/", "two/")
+    assert {"copy_nano.png", "depo1_nano.svg"} < {path.name for path in Path("two").iterdir()}
+
+
+DAMAGE = {
+    "config.json": ("[]", "\0", "[" * 20_000, {"seed": "0"}, {"task": {"name": "../../x"}},
+                    {"preset": "/tmp"}, {"run": "../x"}, {"model": {}}, {"training": [1]},
+                    {"task": {"name": "depo1", "N": "5"}}),
+    "metrics.jsonl": ("oops\n", '{"eval": {}}\n', '{"step": 1, "eval": {"k=1": NaN}}\n',
+                      '{"step": 1, "eval": {"k=1": "1"}}\n', '{"step": 1, "eval": [1]}\n'),
+    "": ("", "[]", '{"runs": 5}', '{"runs": [{"task": 1}]}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file, damage", [(file, d) for file in DAMAGE for d in DAMAGE[file]],
+                         ids=lambda value: str(value)[:20])  # fmt: skip
+def test_damaged_files_are_named_and_left_out(file, damage, refused, capsys):
+    for folder in ("good", "bad"):
+        write_run(folder, made_run((0.2,), (0.4,)))
+    path = Path("bad" if file else "packed.json")
+    if isinstance(damage, dict):
+        damage = json.dumps(json.loads((path / file).read_text()) | damage)
+    (path / file).write_text(damage)
+    alone = refused(plot.main, str(path), "--out", "figures")
+    assert f"plot.py: {path} " in alone
+    assert len(plot.read_all([path, "good"])) == 1 and capsys.readouterr().err == alone
+
+
+MODEL_NAMES = {
+    "RoPE": "", "NoPE + Canon-AC": "pos=nope canon=ac", "GLA": "mixer=gla", "GDN": "mixer=gdn",
+    "GDN (no conv)": "mixer=gdn no-short-conv", "GLA (conv)": "mixer=gla short-conv",
+    "RoPE + Canon-ABCD (no-res, K=2)": "canon=abcd canon-no-residual canon-kernel=2",
+    "GDN + Canon-AbCD": "mixer=gdn canon=acd",
+    "Mamba2/RoPE(1/4)": "n-layer=2 mixer=mamba2,attention pos=rope4",
+    "GDN + Canon-ABCD (conv)": "mixer=gdn canon=abcd short-conv",
+}  # fmt: skip
+
+
+def test_models_are_named_as_in_the_paper():
+    for name, flags in MODEL_NAMES.items():
+        model = vars(train.prepare([*TINY, *(f"--{flag}" for flag in flags.split())])[2])
+        assert plot.model_label(model) == name
+        assert plot.model_label(model | {"canon_type": "mine"}) == name.replace("Canon", "mine")
+
+
+def test_no_two_recipes_are_averaged():
+    """What differs is in the label; order is by meaning and size; of one seed the later counts."""
+    runs = [made_run((1.0,)), made_run((0.5,)), made_run((0.2,), dtype="bfloat16"),
+            made_run((0.3,), lr=0.1)]  # fmt: skip
+    assert {label: plot.last_scores(runs, "k=1") for label, runs in plot.models(runs).items()} == {
+        "RoPE, dtype float32, rate 0.01": [0.5], "RoPE, dtype float32, rate 0.1": [0.3],
+        "RoPE, dtype bfloat16, rate 0.01": [0.2]}  # fmt: skip
+    runs[1]["model"] = runs[1]["model"] | {"canon_gated": True}
+    assert list(plot.models(runs[:2])) == ["RoPE, canon_gated None", "RoPE, canon_gated True"]
+    kinds = (dict(mixer="gla"), dict(canon="a"), {}, dict(pos="nope"))
+    runs = [made_run((1.0,), n_head=1, d_model=d, **kind) for kind in kinds for d in (64, 8)]
+    names = ("RoPE", "RoPE + Canon-A", "NoPE", "GLA")
+    assert list(plot.models(runs)) == [f"{name}, dims {d}" for name in names for d in (8, 64)]
+
+
+def test_figures_show_the_numbers():
+    """Means as far as all seeds have come, each seed, chance, names at ends; other scores, too."""
+    groups = plot.models([made_run((0.2, 0.1), (0.4, 0.2), (0.5, 0.3)), made_run((0.9, 0.8, 0.5), canon="abcd"),
+                          made_run((0.4, 0.2), (0.8, 0.4), seed=1)])  # fmt: skip
+    figure = plot.curves(groups, title="Found " * 30)
+    assert [axis.get_title("left") for axis in figure.axes] == ["1 hop, %", "2 hops, %", "3 hops, %"]
+    assert "\n" in figure.get_suptitle() and "N 6" in figure.get_supxlabel()
+    lines = [line.get_ydata() for line in figure.axes[0].lines]
+    expected = [[20, 40, 50], [40, 80], [30, 60], [90], [90], [20, 20]]  # the last is chance, 1 of 5
+    assert all(np.allclose(line, y) for line, y in zip(lines, expected, strict=True))
+    assert [text.get_text() for text in figure.axes[2].texts] == ["RoPE + Canon-ABCD", "chance"]
+    axis = plot.bars(groups).axes[0]
+    assert np.allclose([bar.get_width() for bar in axis.patches], [65, 90])
+    assert [text.get_text() for text in axis.texts] == ["65%", "90%", "chance"]
+    capo = made_run(())
+    capo["evals"][0]["eval"] = {"bits": 2e4, "bits/param": 0.5}
+    assert plot.capacity({"RoPE": [capo]}).axes[0].lines[0].get_xydata().tolist() == [[4e4, 2e4]]
+    grey, colour = (np.ptp(colour) for colour, _ in plot.looks(groups).values())
+    places = plot.spread(np.array([0.5, 0.1, 0.5, 0.9]), 0.1)  # of names that would overlap
+    assert grey == 0 < colour and np.allclose(sorted(places), [0.1, 0.45, 0.55, 0.9])
+    plot.plt.close("all")
+
+
+def test_numbers_in_print():
+    shares = {0.125: "13%", 0.145: "15%", 0.0049: "0%", 0.995: "100%", 1: "100%", 2.5: "2.5"}
+    assert {share: plot.score_text("k=1", share) for share in shares} == shares
+    assert plot.score_text("KL", 0.1251) == plot.score_text("capo: bits/param", 0.125) == "0.125"
+    shipped = plot.read_all(HERE.glob("results/*/*.json"))
+    assert shipped and all(run["seconds"] is not None for run in shipped)
+# ---- 6. results/reproduce.py -----------------------------------------------
+
+CLAIMS = [claim for group in reproduce.GROUPS.values() for claim in group.claims]
+
+
+@pytest.mark.parametrize("preset", ("nano", "small"))
+@pytest.mark.parametrize("name", reproduce.GROUPS)
+def test_a_comparison_is_of_different_valid_runs(name, preset):
+    """`plan` refuses others. The claims and the title are about its models."""
+    group = reproduce.GROUPS[name]
+    planned = reproduce.plan(group, ["--preset", preset, "--device", "cpu"], 1, [2e-3, 4e-3])
+    runs = {run[0].out: run[3] for run in map(train.prepare, planned)}
+    assert len(runs) == len(planned) == 2 * len(group.models) * len(group.tasks)
+    named = {model for *_, rule in group.claims for model in reproduce.names_in(rule)}
+    assert named | set(re.findall("{(.+?)}", group.figure[-1])) <= {*group.models, "score"}
+    steps = [training["steps"] for training in runs.values()]
+    assert name != "depth" or sorted(steps) == [min(steps)] * 8 + [2 * min(steps)] * 4
+
+
+def verdict(claim, seeds):
+    """With these scores of each model's seeds."""
+    score = claim[-2]
+    name = score.split(": ")[0] if ": " in score else {"sequences": "copy"}.get(score, "depo0")
+    best = {model: [{"task": {"name": name, "N": 10, "K": 4}, "evals": [{"eval": {score: value}}]}
+                    for value in values] for model, values in seeds.items()}  # fmt: skip
+    return reproduce.check(claim, best, "")[-1].split(":")[0]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim[0]} {claim[1]}")
+def test_every_claim_can_come_out_each_way(claim):
+    """But never with a model missing or too few seeds."""
+    rng, seen, names = np.random.default_rng(0), {}, reproduce.names_in(claim[-1])
+    levels = {"hops": (0, 1, 2, 4), "step": (100, 900, math.inf)}
+    levels = levels.get(claim[-2][:4], (0.01, 0.1, 0.4, 0.6, 0.97, 1))
+    for _ in range(9_000):
+        values = rng.choice(levels, (len(names), 3 if rng.random() < 0.3 else 1))
+        seeds = {model: [*row] * (3 // len(row)) for model, row in zip(names, values)}
+        seen[verdict(claim, seeds)] = seeds
+        if len(seen) == 3:
+            break
+    assert set(seen) == {"holds", "does not hold", "undecided"}
+    for seeds in seen.values():
+        for few in [{name: seeds[name][:n]} for name in names for n in (0, 2)]:
+            assert verdict(claim, seeds | few) == "undecided"
+
+
+RULES = """a > b: 3 4 5, 1 2 2.9: holds
+a > b: 1 2 2, 3 4 5: does not hold
+a > b: 3 4 5, 1 2 3: undecided
+a > b: 8 8 9, 9 9 9: undecided: at the ceiling
+a > b: 1 1 1, 0 0 0: undecided: at chance
+a sooner than b: 1 2 3, 4 5 inf: holds
+a > b; a > c: 3 3 3, 1 1 1, 3 3 3: undecided
+a > b; a > c: 3 3 3, 3 3 3, 4 4 4: does not hold
+a > 2 x b: 4 4 4, 2 2 2: holds
+a > 2 x b: 4 4 4, 3 3 3: does not hold
+a > 2 x b: 4 4 4, 1 1 1: undecided
+a > 50% from b to c: 4 4 4, 1 2 3, 6 6 6: holds
+a > 50% from b to c: 4 4 4, 1 2 6, 6 6 6: undecided
+a > 300%: 3 4 5: holds
+a >~ b: 3.95 4 4, 3 4 5: holds
+a >~ b: 3.9 3.9 3.9, 3 4 5: does not hold
+a at chance: 0 1 1: holds
+a < 99%: .1 .1 .1: undecided"""
+
+
+@pytest.mark.parametrize("example", RULES.splitlines())
+def test_rules_by_example(example):
+    """Rule: the seeds of a, b, c: verdict. Chance is 1, the ceiling 8."""
+    rule, seeds, expected = example.split(": ", maxsplit=2)
+    scores = {name: [*map(float, part.split())] for name, part in zip("abc", seeds.split(","))}
+    assert reproduce.decide(rule, scores, 1, 8) == expected
+
+
+def test_runs_find_their_models_at_the_best_rate(here, monkeypatch):
+    """By recipe: not with other steps or another dtype. Your own runs count more than ours."""
+    monkeypatch.setattr(reproduce, "HERE", Path("results"))
+    group, rest = reproduce.GROUPS["depth"], ["--preset", "nano", "--device", "cpu"]
+
+    def run(model, score, seed, flags="", packed=None):
+        words = reproduce.command("depo0", group.models[model], rest)
+        prepared = train.prepare([*words, "--seed", str(seed), *flags.split()])
+        evals = made_run((0.9, 0, 1.0), (0.9, score, 1.0))["evals"]
+        made = {**made_run(), **train.recipe_of(*prepared), "evals": evals}
+        if not packed:
+            return write_run(prepared[0].out, made)
+        Path("results", packed).mkdir(parents=True)
+        Path("results", packed, "runs.json").write_text(json.dumps({"runs": [made]}))
+
+    for seed in range(3):
+        run("RoPE", 0.5, seed), run("RoPE", 0.9, seed, "--lr 1e-4"), run("NoPE", 0.1, seed)
+    run("RoPE", 1.0, 0, "--lr 1e-5")  # best, but of one seed
+    run("RoPE", 0.0, 0, packed="ours"), run("RoPE", 1.0, 5, "--dtype bfloat16")
+    run("NoPE", 1.0, 7, "--steps 9"), run("NoPE", 0.2, 3, packed="ours/too")
+    best, tried = reproduce.represent(group, rest, reproduce.all_runs(), [])
+    assert {model: plot.last_scores(runs, "k=2") for model, runs in best.items()} == {
+        "RoPE": [0.9] * 3, "NoPE": [0.1, 0.1, 0.1, 0.2]}  # fmt: skip
+    assert sorted(plot.last_scores(runs, "k=2")[0] for runs in tried.values()) == [0.1, 0.5, 0.9, 1]
+    good, bad = (best[model][0]["evals"][-1]["eval"] for model in ("RoPE", "NoPE"))
+    assert good["answers"] == good["main"] == good["depo0: answers"] == pytest.approx(2.8 / 3)
+    assert [good[f"steps to k={k}"] for k in (1, 2)] == [10, 20] and bad["steps to k=2"] == math.inf
+    assert (good["hops mastered"], bad["hops mastered"]) == (3, 1)
+    reproduce.main(["claims", "--out", "table"])
+    rows = Path("table/claims.md").read_text().splitlines()
+    assert len(rows) == 2 + len(CLAIMS) and all(row.count("|") == 8 for row in rows)
+
+
+SWEEP = f"copy --seeds 1 --jobs 2 {' '.join(TINY[2:])}".split()
+
+
+@posix
+def test_ctrl_c_to_all_processes_ends_a_sweep_and_saves_its_runs(here):
+    command = [sys.executable, HERE / "results/reproduce.py", *SWEEP, *ENDLESS.split()]
+    sweep = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.time() + 120
+    while len(logs := [*Path("out").glob("*/metrics.jsonl")]) < 2:
+        assert time.time() < deadline and sweep.poll() is None
+        time.sleep(0.05)
+    os.killpg(sweep.pid, signal.SIGINT)
+    assert "the same command goes on" in sweep.communicate(timeout=120)[1] and sweep.returncode == 130
+    for log in logs:
+        assert checkpoint(log.parent)["step"] // 20 * 20 == train.steps_done(log.parent)[0] >= 20
+
+
+def test_a_sweep_goes_on_where_it_stopped(here, monkeypatch, capsys):
+    group = reproduce.GROUPS["copy"]._replace(models={"a": "", "b": "--canon abcd"})
+    monkeypatch.setitem(reproduce.GROUPS, "copy", group)
+    sweep = [*SWEEP, "--steps", "40"]
+    reproduce.main([*sweep, "--dry-run"])
+    finished, cut_off = (line.split()[2:] for line in capsys.readouterr().out.splitlines())
+    train.main(finished)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+        interrupt(patch, 25)
+        train.main(cut_off)
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **kw: started.append(words) or popen(words, **kw))
+    for _ in range(2):  # the second time nothing is left
+        with pytest.raises(SystemExit, match="False"):
+            reproduce.main(sweep)
+        assert [words[2:] for words in started] == [[*cut_off, "--resume"]]
+        assert "| b | 0 |" in capsys.readouterr().out and Path("out/copy_nano.png").exists()
+    (config,) = Path("out").glob("*abcd*/config.json")
+    config.write_text(config.read_text().replace('"N": 8', '"N": 7'))  # another run of this name
+    assert reproduce.progress(config.parent, cut_off) == (40, False)
+
+
+BAD = ("plot", "plot nowhere", "plot .", "plot good --save no/where", "plot good --out file",
+       *(f"reproduce {words} --preset nano --device cpu" for words in (
+           "nothing", "copy --seeds 0", "copy --jobs -1", "copy --lr fast", "copy --lr -1", "copy --seed 1",
+           "copy --n-layer 2", "depth --canon abcd", "depth --N 100", "copy --program none.py",
+           "copy --draw")))  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_figures_and_comparisons_are_refused(words, refused, monkeypatch):
+    write_run("good", made_run((0.2,)))
+    Path("file").touch()
+    monkeypatch.setattr(reproduce, "HERE", Path("nowhere"))
+    program, *words = words.split()
+    refused({"plot": plot, "reproduce": reproduce}[program].main, *words)
 # ---- 7. assignment/ --------------------------------------------------------
 
 LAST = f"# exercise {len(grade.EXERCISES)}\n"
@@ -2242,3 +2474,19 @@ def test_own_things_are_trained_and_drawn(number, tmp_path, monkeypatch):
     model, tokens, state = CanonGPT(Config(**run["model"])).double(), some_tokens(1, 16) % 9, {}
     pieces = [model(piece, state=state)[0] for piece in tokens.split((5, 1, 10), dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens)[0])
+
+
+SHOWN = (("copy", "nano"), ("copy", "small"), ("tasks", "nano"), ("mlp", "nano"), ("capacity", "nano"))
+
+
+def test_the_tables_shown_are_of_the_shipped_runs(tmp_path, monkeypatch, capsys):
+    """Row by row, as reproduce.py and plot.py print them; and the table of claims."""
+    monkeypatch.chdir(tmp_path)  # an out/ of one's own would count, too
+    text, rows = (HERE / "results/README.md").read_text(), []
+    for name, preset in SHOWN:
+        with pytest.raises(SystemExit, match="0|False"):
+            reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])
+    printed = capsys.readouterr().out + plot.table(plot.models(plot.read_all([HERE / "results/depo1/runs.json"])))
+    rows = [line for line in printed.splitlines() if line.startswith("| ")]
+    assert len(rows) > 40 and [row for row in rows if row not in text] == []
+    assert (HERE / "results/claims.md").read_text() == reproduce.claims() + "\n"

@@ -44,7 +44,9 @@ from tasks import ALIASES, TASKS, make_task, score_text
 RANK = int(os.environ.get("RANK", 0))  # torchrun says which process this is, and of how many
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 
-# ---- 1. The command line ---------------------------------------------------
+# ----------------------------------------------------------------------------
+# 1. The command line
+# ----------------------------------------------------------------------------
 
 
 def end(message, status=2):
@@ -86,16 +88,16 @@ def parse_arguments(argv):
     add(integer, N="numbers to copy, nodes of a graph, people",
         K="depo: most hops of a question", V="depo, brevo2: letters",
         L="mano: most operators of an expression", root="lano: where sentences grow from",
-        exposures="capo: how often each person is met; sets --steps",
+        exposures="capo: times each person is met; sets --steps",
         block_size="context, in tokens")
-    add({**integer, "nargs": 2}, word_len="depo, brevo2: letters of a word, least and most")
+    add({**integer, "nargs": 2}, word_len="depo, brevo2: least and most letters of a word")
 
     group = parser.add_argument_group("model (the first choice is the default)")
     add({}, mixer=f"{', '.join(MIXERS)}, or a list for the layers: gdn,gla",
-        pos=", ".join(POSITIONS), canon="where Canon layers sit: any of the letters abcd")
+        pos=", ".join(POSITIONS), canon="where Canon layers sit: any of the letters abcd (none)")
     add({"default": Config.mlp}, mlp=", ".join(MLPS))
     add({"default": Config.canon_type}, canon_type=", ".join(CANONS))
-    add({"default": Config.canon_kernel, **integer}, canon_kernel="4, 3 or 2 tokens")
+    add({"default": Config.canon_kernel, **integer}, canon_kernel="2 to 8 tokens (default: 4)")
     add(switch, canon_no_residual="Canon without its residual", canon_silu="SiLU behind Canon",
         canon_frozen="Canon keeps its random initial weights")
     add(yes_no, short_conv="linear mixers' own (default: mamba2 and gdn have it, if not Canon-B)",
@@ -115,7 +117,7 @@ def parse_arguments(argv):
     add({"choices": devices, "default": devices[0]}, device="default: the first choice")
     add({}, out="the run's folder (default: out/ and the choices above)")
     add(yes_no, compile="torch.compile (default: where it works)")
-    add(between(0, 64), workers="processes that draw data; 0: this one does")
+    add(between(0, 64), workers="processes that draw data (default: 4 on CUDA, else 0)")
     add(count, eval_every="steps between evaluations (default: a 20th of all)")
     add({"default": 512, **count}, eval_size="instances scored (default: 512)")
     add({"default": 1, **count}, grad_accum="parts of a batch: the same training in less memory")
@@ -178,7 +180,9 @@ def device_name(device):
     return f"{device}, {torch.get_num_threads()} threads"
 
 
-# ---- 2. The run folder -----------------------------------------------------
+# ----------------------------------------------------------------------------
+# 2. The run folder
+# ----------------------------------------------------------------------------
 
 
 def run_name(args, task, config):
@@ -257,7 +261,7 @@ def load(path, recipe, model, optimizer):
         old, new = (json.dumps(r, indent=1).splitlines() for r in (saved["recipe"], recipe))
         if old != new:
             other = " ".join(line for line in new if line not in old)
-            end(f"--resume: {path} was not trained with {other}")
+            end(f"--resume: {path} has another configuration, not {other}")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         for weight, moments in optimizer.state.items():  # PyTorch does not compare their shapes
@@ -268,7 +272,9 @@ def load(path, recipe, model, optimizer):
         end(f"--resume: {path} is damaged: {error}")
 
 
-# ---- 3. Data, optimizer, learning rate -------------------------------------
+# ----------------------------------------------------------------------------
+# 3. Data, optimizer, learning rate
+# ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -283,7 +289,7 @@ class Stream:
     task: object
     seed: int
     batch_size: int
-    grad_accum: int = 1
+    grad_accum: int
 
     def __getitem__(self, step):
         """tokens and mask (grad_accum, rows, block_size + 1), share (grad_accum,)."""
@@ -320,7 +326,9 @@ def learning_rate(step, training):
     return lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
-# ---- 4. One step -----------------------------------------------------------
+# ----------------------------------------------------------------------------
+# 4. One step
+# ----------------------------------------------------------------------------
 
 
 def train_step(model, optimizer, parts, lr, autocast):
@@ -339,7 +347,9 @@ def train_step(model, optimizer, parts, lr, autocast):
     return loss, norm
 
 
-# ---- 5. The run ------------------------------------------------------------
+# ----------------------------------------------------------------------------
+# 5. The run
+# ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -415,7 +425,7 @@ def train(args, task, config, training, command, stack):
     stop = stack.enter_context(stop_requests())
     batches = iter(DataLoader(stream, batch_size=None, sampler=steps, num_workers=workers,
                               worker_init_fn=ignore_signals, pin_memory=device == "cuda"))
-    bar = stack.enter_context(tqdm(total=steps.stop, initial=done, disable=RANK > 0))
+    bar = stack.enter_context(tqdm(total=steps.stop, initial=done, mininterval=1, disable=RANK > 0))
     logged, waited, last_time = done, 0.0, time.perf_counter()
     began = last_time - seconds
     if not args.resume:
@@ -472,8 +482,7 @@ def train(args, task, config, training, command, stack):
     if device == "cuda":
         costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         if gpu := re.search(rf"\b({'|'.join(PEAKS)})\b", device_name(device)):
-            peak = WORLD * PEAKS[gpu[0]]
-            costs["mfu"] = round(flops_per_token(model) * rate / peak, 4)  # model FLOPs utilisation
+            costs["mfu"] = round(flops_per_token(model) * rate / PEAKS[gpu[0]] / WORLD, 4)
     log({"step": done, "eval": scores, **costs, "final": True})
     save()
     if RANK == 0:

@@ -11,7 +11,7 @@ command goes on.
 
 Other flags go to train.py, or to your own script: `--program own.py --mixer mine`.
 
-Reading order: 1 the comparisons; 2 rules and verdicts; 3 training, and the command line.
+Reading order: 1 the comparisons; 2 rules and verdicts; 3 training, the command line.
 """
 
 import argparse
@@ -26,16 +26,15 @@ import time
 from collections import defaultdict, namedtuple
 from itertools import product, takewhile
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryFile
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import numpy as np  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
 import plot  # noqa: E402
 import train  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
 # ---- 1. The comparisons ----------------------------------------------------
 #
@@ -139,7 +138,8 @@ group(
 )
 group(
     "linear", 14, ["depo0"], LINEAR,
-    (plot.bars, ["k="], "{score} with AbCD: {GLA + AbCD}, {Mamba2 + AbCD} and {GDN + AbCD}"),
+    (plot.bars, ["k="],
+     "{score}: GLA {GLA + AbCD}, Mamba2 {Mamba2 + AbCD}, GDN {GDN + AbCD} with AbCD"),
     ("R6", "GLA is weaker than Mamba2, and matches it with Canon", "19% to 50%; 43% (k=4)",
      "answers", "Mamba2, conv > GLA, no conv; GLA + AbCD >~ Mamba2, conv"),
     ("R7", "Mamba2 without its convolution falls to GLA's level", "43% to 6%; 19% (k=4)", "answers",
@@ -200,12 +200,12 @@ SEEDS, MARGIN, CEILING = 3, 0.05, 0.98
 
 
 def covers(floor, a, x, b, c):
-    goal = np.mean(b) + x / 100 * (np.mean(c) - np.mean(b))
+    goal = mean(b) + x / 100 * (mean(c) - mean(b))
     return c[0] > b[-1] and a[0] >= goal, c[0] > b[-1] and a[-1] < goal
 
 
-RULES = {  # form: from sorted seeds, whether it holds, and whether it does not
-    # every seed of a is at least x times every seed of b, which is not at chance
+RULES = {  # from sorted seeds: (whether it holds, whether it does not)
+    # every seed of a is at least x times every seed of b, and b is not at chance
     r"(.+) > ([\d.]+) x (.+)": lambda floor, a, x, b: (
         a[0] >= x * b[-1] > x * floor, a[-1] < x * b[0] and b[-1] > floor),
     # every seed of a is so far up from b's mean to c's
@@ -215,7 +215,7 @@ RULES = {  # form: from sorted seeds, whether it holds, and whether it does not
     r"(.+) < ([\d.]+)%": lambda floor, a, x: (floor < a[-1] < x / 100, a[0] >= x / 100),
     r"(.+) at chance": lambda floor, a: (a[-1] <= floor, a[0] > floor),
     # every seed of a is above b's mean, or 5 points (0.05) below at most
-    r"(.+) >~ (.+)": lambda floor, a, b: (a[0] >= np.mean(b) - MARGIN, a[-1] < np.mean(b) - MARGIN),
+    r"(.+) >~ (.+)": lambda floor, a, b: (a[0] >= mean(b) - MARGIN, a[-1] < mean(b) - MARGIN),
     # every seed of a is above every seed of b; below
     r"(.+) > (.+)": lambda floor, a, b: (a[0] > b[-1], a[-1] < b[0]),
     r"(.+) sooner than (.+)": lambda floor, a, b: (a[-1] < b[0], a[0] > b[-1]),
@@ -236,15 +236,15 @@ def names_in(rule):
 
 def decide(rule, scores, floor, ceiling):
     """The verdict on a rule, with {model: scores of its seeds}."""
+    if min(len(scores[model]) for model in names_in(rule)) < SEEDS:
+        return "undecided: too few seeds"
     verdicts = []
     for function, args in parse(rule):
         args = [sorted(scores[arg]) if arg in scores else float(arg) for arg in args]
         models = [arg for arg in args if isinstance(arg, list)]
         holds, fails = function(floor, *args)
         verdict = "holds" if holds else "does not hold" if fails else "undecided"
-        if min(map(len, models)) < SEEDS:
-            verdict = "undecided: too few seeds"
-        elif len(models) > 1 and all(seeds[-1] <= floor for seeds in models):
+        if len(models) > 1 and all(seeds[-1] <= floor for seeds in models):
             verdict = "undecided: at chance"
         elif len(models) > 1 and all(seeds[0] >= ceiling for seeds in models):
             verdict = "undecided: at the ceiling"
@@ -253,7 +253,7 @@ def decide(rule, scores, floor, ceiling):
 
 
 def all_runs():
-    """The finished runs in results/ and out/, with some more scores."""
+    """The finished runs in results/ and out/, with the scores that are made of others."""
     paths = [*sorted(HERE.rglob("runs.json")), *sorted(Path("out").glob("*/"))]
     runs = [run for run in plot.read_all(paths) if run["seconds"] is not None]
     for run in runs:
@@ -273,7 +273,7 @@ def add_scores(task, scores):
     if hops:
         mastered = [int(k[2:]) for k in takewhile(lambda k: scores[k] >= 0.9, hops)]
         scores["hops mastered"] = mastered[-1] if mastered else 0
-        scores["answers"] = float(np.mean([scores[k] for k in hops]))
+        scores["answers"] = mean(scores[k] for k in hops)
     main = MAIN.get(task, "last")
     scores["main"] = scores[f"{task}: {main}"] = scores.get(main, last)
 
@@ -312,8 +312,8 @@ def recipe(run):
 
 
 def represent(group, rest, runs, rates):
-    """{model: its runs at its best rate}, and the runs at all. The best has the highest mean of the
-    last main scores; rates with fewer than three seeds come last."""
+    """{model: its runs at its best rate}, and the runs at all rates. The best rate has the highest
+    mean of the last main scores over seeds; rates with fewer than three seeds come last."""
     best, tried = defaultdict(list), {}
     for task, (model, flags) in product(group.tasks, group.models.items()):
         wanted, ranked = recipe(train.recipe_of(*train.prepare(command(task, flags, rest)))), {}
@@ -321,7 +321,7 @@ def represent(group, rest, runs, rates):
             rate = mine[0]["training"]["lr"]
             if not rates or rate in rates:
                 tried[f"{model}, {mine[0]['task']['name']} at {rate}"] = mine
-                ranked[min(SEEDS, len(mine)), np.mean(plot.last_scores(mine, "main"))] = mine
+                ranked[min(SEEDS, len(mine)), mean(plot.last_scores(mine, "main"))] = mine
         if ranked:
             best[model] += ranked[max(ranked)]
     return best, tried
@@ -334,7 +334,7 @@ def show(name, best, tried, preset, out):
     means = defaultdict(lambda: "?", score=plot.heading(scores[-1]).capitalize())
     for model, runs in best.items():
         if values := plot.last_scores(runs, scores[-1]):
-            means[model] = plot.score_text(scores[-1], np.mean(values))
+            means[model] = plot.score_text(scores[-1], mean(values))
     plot.save(draw(best, scores, title.format_map(means)), out / f"{name}_{preset}")
     print(f"\n{plot.table(best, scores)}\n")
     if len(tried) > len(best) * len(GROUPS[name].tasks):
@@ -344,7 +344,7 @@ def show(name, best, tried, preset, out):
 
 
 def claims():
-    """All claims as Markdown, for each preset and dtype with runs."""
+    """All claims, for each preset and dtype with runs."""
     runs, rows = all_runs(), []
     known = product(("nano", "small", "paper"), ("float32", "bfloat16"))
     kinds = [kind for kind in known if kind in {(run["preset"], run["dtype"]) for run in runs}]
@@ -360,7 +360,7 @@ def claims():
     return plot.markdown([head, *rows])
 
 
-# ---- 3. Training, and the command line -------------------------------------
+# ---- 3. Training, the command line -----------------------------------------
 
 
 def plan(group, rest, seeds, rates):
@@ -379,7 +379,7 @@ def plan(group, rest, seeds, rates):
 
 
 def progress(out, words):
-    """(steps, whether finished). If something is wrong, train.py will say what."""
+    """(steps, whether finished); train.py will say if something is wrong."""
     try:
         same = recipe(json.loads((out / "config.json").read_text())) == recipe(
             train.recipe_of(*train.prepare(words)))  # fmt: skip
@@ -420,7 +420,7 @@ def train_all(planned, jobs, program):
                         log.seek(0)
                         bar.write(f"{out}: {''.join(log.readlines()[-1:])}", sys.stderr, end="")
                 bar.update(sum(steps.values()) - bar.n)
-        finally:  # sessions of their own kept Ctrl-C from the runs; now they save
+        finally:  # the runs have sessions of their own, so Ctrl-C has not reached them; they save
             for process in going:
                 process.terminate()
             for process in going:
@@ -432,6 +432,7 @@ def train_all(planned, jobs, program):
 
 
 def fail(message):
+    """Bad input: one line, exit status 2."""
     print(f"reproduce.py: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -452,7 +453,7 @@ def main(argv=None):
     add("--jobs", type=int, help="runs side by side (default: one a core; on a GPU one)")
     add("--lr", type=rates, default=[])
     add("--out", type=Path, default="out", help="folder for figures and claims.md (default: out)")
-    add("--program", default=str(HERE.parent / "train.py"), help="your script, which calls "
+    add("--program", default=train.__file__, help="your script, which calls "
         "train.main(program=__file__) if it is __main__")  # fmt: skip
     args, rest = parser.parse_known_args(argv)
     if args.name == "claims":
@@ -469,7 +470,9 @@ def main(argv=None):
         fail("--seed, --resume: each run has its own")
     if args.seeds < 1 or (args.jobs or 1) < 1:
         fail("--seeds, --jobs: must be at least 1")
-    if Path(args.program).name != "train.py":
+    if not Path(args.program).is_file():
+        fail(f"--program {args.program}: no such file")
+    if args.program != train.__file__:
         runpy.run_path(args.program, run_name="program")
     group = GROUPS[args.name]
     planned = plan(group, rest, args.seeds, args.lr)
