@@ -41,12 +41,10 @@ from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Conf
 from kernels import gpu_has_bfloat16
 from tasks import ALIASES, TASKS, make_task, score_text
 
-RANK = int(os.environ.get("RANK", 0))  # torchrun says which process this is, and of how many
+RANK = int(os.environ.get("RANK", 0))  # by torchrun: which process of how many
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 
-# ----------------------------------------------------------------------------
-# 1. The command line
-# ----------------------------------------------------------------------------
+# ---- 1. The command line ---------------------------------------------------
 
 
 def end(message, status=2):
@@ -87,14 +85,14 @@ def parse_arguments(argv):
         cfg="lano: the grammar, such as cfg3f")
     add(integer, N="numbers to copy, nodes of a graph, people",
         K="depo: most hops of a question", V="depo, brevo2: letters",
-        L="mano: most operators of an expression", root="lano: where sentences grow from",
+        L="mano: most operators", root="lano: where sentences grow from",
         exposures="capo: times each person is met; sets --steps",
         block_size="context, in tokens")
     add({**integer, "nargs": 2}, word_len="depo, brevo2: least and most letters of a word")
 
     group = parser.add_argument_group("model (the first choice is the default)")
     add({}, mixer=f"{', '.join(MIXERS)}, or a list for the layers: gdn,gla",
-        pos=", ".join(POSITIONS), canon="where Canon layers sit: any of the letters abcd (none)")
+        pos=", ".join(POSITIONS), canon="where Canon layers sit: any of the letters abcd")
     add({"default": Config.mlp}, mlp=", ".join(MLPS))
     add({"default": Config.canon_type}, canon_type=", ".join(CANONS))
     add({"default": Config.canon_kernel, **integer}, canon_kernel="2 to 8 tokens (default: 4)")
@@ -158,7 +156,7 @@ def prepare(argv):
     if args.steps and args.exposures:
         end(f"steps = {args.steps}: exposures sets them; leave one out")
     if args.n_head and not config.has_attention:
-        end(f"n_head = {args.n_head}: mixer {config.mixer} has its own")
+        end(f"n_head = {args.n_head}: {config.mixer} has its own")
     if training["batch_size"] % (parts := WORLD * args.grad_accum):
         end(f"batch_size = {training['batch_size']}: must be a multiple of {parts}")
     if args.out == "":
@@ -180,9 +178,7 @@ def device_name(device):
     return f"{device}, {torch.get_num_threads()} threads"
 
 
-# ----------------------------------------------------------------------------
-# 2. The run folder
-# ----------------------------------------------------------------------------
+# ---- 2. The run folder -----------------------------------------------------
 
 
 def run_name(args, task, config):
@@ -206,10 +202,12 @@ def recipe_of(args, task, config, training):
 
 
 def steps_done(out):
-    """How many steps the run in this folder has logged, and whether it is finished."""
-    log = out / "metrics.jsonl"
-    last = json.loads(log.read_text().splitlines()[-1]) if log.exists() else {"step": 0}
-    return last["step"], "final" in last
+    """How many steps a run has logged, and whether it is finished."""
+    try:
+        last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+        return last["step"], "final" in last
+    except Exception:  # no log yet, or a damaged one
+        return 0, False
 
 
 def write_atomically(path, data):
@@ -272,9 +270,7 @@ def load(path, recipe, model, optimizer):
         end(f"--resume: {path} is damaged: {error}")
 
 
-# ----------------------------------------------------------------------------
-# 3. Data, optimizer, learning rate
-# ----------------------------------------------------------------------------
+# ---- 3. Data, optimizer, learning rate -------------------------------------
 
 
 @dataclasses.dataclass
@@ -326,9 +322,7 @@ def learning_rate(step, training):
     return lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
-# ----------------------------------------------------------------------------
-# 4. One step
-# ----------------------------------------------------------------------------
+# ---- 4. One step -----------------------------------------------------------
 
 
 def train_step(model, optimizer, parts, lr, autocast):
@@ -347,9 +341,7 @@ def train_step(model, optimizer, parts, lr, autocast):
     return loss, norm
 
 
-# ----------------------------------------------------------------------------
-# 5. The run
-# ----------------------------------------------------------------------------
+# ---- 5. The run ------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -377,7 +369,7 @@ def train(args, task, config, training, command, stack):
     device, out, recipe = args.device, args.out, recipe_of(args, task, config, training)
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    torch.set_flush_denormal(True)  # sharp attention has weights below 1e-38, which slow CPUs down
+    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
     model = CanonGPT(config).to(device)
     optimizer = make_optimizer(model, training, device)
     autocast = torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16")
@@ -395,14 +387,16 @@ def train(args, task, config, training, command, stack):
     if RANK == 0:
         stack.enter_context(run_folder(out, args.resume, about))
     done, lines, seconds, shown = 0, [], 0.0, {}
+
+    def log(*new):
+        lines.extend(json.dumps(line) + "\n" for line in new)
+        write_atomically(out / "metrics.jsonl", "".join(lines).encode())
+
     if args.resume:
         done, lines, seconds = load(out / "ckpt.pt", recipe, model, optimizer)
+        log()  # the file as it was then
         if lines and '"final"' in lines[-1]:
             end(f"{out} is finished: nothing left to do", status=0)
-
-    def log(line):
-        lines.append(json.dumps(line) + "\n")
-        write_atomically(out / "metrics.jsonl", "".join(lines).encode())
 
     def save():
         buffer = io.BytesIO()

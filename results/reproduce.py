@@ -171,7 +171,7 @@ group(
 )
 group(
     "tasks", 5, list(SUITE), PAIRS,
-    (plot.bars, [*SUITE.values()], TITLE),
+    (plot.bars, [*SUITE.values()], "Each task without Canon (grey) and with it (orange)"),
     *(("R2*", f"Canon helps on {task}", paper, SUITE[task], "RoPE + Canon > RoPE")
       for task, paper in dict(
           depo2="30% to 99% (k=16)", brevo1="27.5% to 58.8%", brevo2="81.4% to 87.8%",
