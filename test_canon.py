@@ -1631,16 +1631,16 @@ def interrupt(monkeypatch, step, error=None):
 
 
 def test_command_line_end_to_end(here):
-    words = [*TINY, "--canon", "DcbA", "--steps", "50", "--eval-every", "30"]
+    """With so low a rate that the weights stay as they were."""
+    words = [*TINY, *"--canon DcbA --steps 50 --eval-every 30 --seed 5 --lr 1e-12".split()]
     command = [sys.executable, HERE / "train.py", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (run,) = Path("out").iterdir()
     assert {path.name for path in run.iterdir()} == {"config.json", "metrics.jsonl", "ckpt.pt"}
     config, log = json.loads((run / "config.json").read_text()), logged(run)
-    assert config["model"]["canon"] == "abcd"
     about = "dtype seed eval_size preset date device processes compiled python torch numpy"
-    assert set(about.split()) <= set(config)
+    assert set(about.split()) <= set(config) and config["model"]["canon"] == "abcd"
     assert shlex.split(config["command"]) == ["python", "train.py", *words]
     group = checkpoint(run)["optimizer"]["param_groups"][0]
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-6, 0.03)
@@ -1650,18 +1650,27 @@ def test_command_line_end_to_end(here):
         assert line["lr"] == train.learning_rate(line["step"] - 1, config["training"])
         assert line["tokens"] == line["step"] * 8 * 20
     last = log[-1]
-    assert last["final"] is True and last["seconds"] > 0 and 0 < last["data_share"] < 1
+    assert last["final"] is True and 0 < last["data_share"] < 1
     assert last["tokens_per_s"] == pytest.approx(8 * 20 * 1e3 / last["step_ms"], rel=0.01)
-    assert train.steps_done(run) == (50, True) and train.steps_done(Path("none")) == (0, False)
+    assert train.steps_done(run) == (50, True)
     printed = {*last, *last["eval"], f"{config['parameters']['total']:,}"}
     assert printed - {"step", "eval", "final"} <= set(done.stdout.split())
 
+    torch.manual_seed(5)
+    task, model = make_task(**config["task"]), CanonGPT(Config(**config["model"]))
+    weights = checkpoint(run)["model"]
+    assert all(torch.allclose(weights[name], p) for name, p in model.named_parameters())
+    tokens, mask = map(torch.from_numpy, task.batch(5, 19, 8))
+    loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1].item()
+    assert log[0]["loss"] == pytest.approx(loss, abs=1e-4)
+    assert last["eval"] == task.evaluate(model, 5, 16)
 
-def test_help_names_all_choices(capsys):
+
+def test_help(capsys):
     with pytest.raises(SystemExit, match="0"):
         train.main(["--help"])
     words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
-    assert words > {*tasks.TASKS, *MIXERS, *MLPS, *POSITIONS, *CANONS, "--word-len"}
+    assert words > {*tasks.TASKS, *MIXERS, *MLPS, *POSITIONS, *CANONS}
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
@@ -1703,14 +1712,18 @@ def test_resume_goes_on_as_if_never_stopped(error, ends, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(type(error) if error else SystemExit):
         interrupt(patch, 47, error)
         train.main(tiny(flags))
-    assert checkpoint("run")["step"] == (40 if error else 48)
-    assert train.steps_done(Path("run")) == (40, False)
-    Path("run/metrics.jsonl").write_text('{"step": 41, "lo')  # the checkpoint has the log, too
+    saved = checkpoint("run")
+    assert saved["step"] == (40 if error else 48) and train.steps_done(Path("run")) == (40, False)
+    torch.save({**saved, "seconds": 1000.0}, "run/ckpt.pt")
+    Path("run/metrics.jsonl").write_text('{"step": 41, "lo')
+    assert train.steps_done(Path("run")) == (0, False)
     train.main(tiny(flags + " --resume"))
-    assert steady("run") == steady("whole")
+    assert steady("run") == steady("whole") and logged("run")[-1]["seconds"] > 1000
     a, b = checkpoint("run")["model"], checkpoint("whole")["model"]
     assert all(torch.equal(a[name], b[name]) for name in a)
-    ends(tiny(flags + " --resume"), "nothing left to do", status=0)
+    Path("run/metrics.jsonl").write_text("x")
+    ends(tiny(flags + " --resume"), "nothing left to do", status=0, training=True)
+    assert steady("run") == steady("whole")
 
 
 def test_workers_and_compile_change_nothing(here, monkeypatch):
@@ -1781,7 +1794,7 @@ def test_ctrl_c_while_importing_prints_nothing(here):
 @pytest.mark.parametrize("what", ("loss", "weight", "output", "score"))
 def test_what_is_not_finite_stops_the_run_and_is_not_saved(what, ends, monkeypatch):
     steps, real, last = itertools.count(1), train.train_step, 60
-    if what == "weight":  # one that is about to be saved, but not scored
+    if what == "weight":  # saved, but not scored
         last = 50
         interrupt(monkeypatch, 49)
 
@@ -1851,6 +1864,8 @@ def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
                 rows += tokens.tolist()
         assert sorted(rows) == sorted(batch[0].tolist())
         assert mean == pytest.approx(loss(*map(torch.from_numpy, batch)), rel=1e-6)
+    with pytest.raises(SystemExit):  # not a multiple of the processes
+        train.prepare([*TINY, "--batch-size", "5"])
 
 
 @posix
@@ -1872,23 +1887,14 @@ def test_two_processes_train_as_one_does(here, monkeypatch):
     assert run == pytest.approx(one, rel=1e-4) and [*run] == [*range(20, steps + 21, 20)]
 
 
-def test_only_the_first_process_speaks(monkeypatch, capsys):
-    monkeypatch.setattr(train, "WORLD", 2)
-    for rank in (0, 1):
-        monkeypatch.setattr(train, "RANK", rank)
-        with pytest.raises(SystemExit, match="2"):
-            train.prepare([*TINY, "--batch-size", "5"])
-    assert capsys.readouterr().err == "train.py: batch_size = 5: must be a multiple of 2\n"
-
-
 BAD_FLAGS = """task sort; preset huge; mixer conv; canon abx; steps -5; steps 0; steps many; lr -1;
 lr 0; lr nan; batch-size 0; warmup -1; weight-decay -0.1; seed -1; seed 4294967296; workers -1;
 workers 1000; eval-every 0; eval-size 0; grad-accum 0; schedule step; device abacus; cannon abcd;
-dtype float16; mixer gla --pos alibi; mixer gla --n-head 4; task depo --N 2; K 2;
+dtype float16; mixer gla --pos alibi; mixer gla --n-head 4; task depo --N 2;
 task capo --exposures 3 --steps 5; task depo --K 64 --eval-size 1; task copy --N 100000000;
-task depo --V 1000000000; task mano --L 10000000; task depo --block-size 10000000000;
-task capo --exposures 10000000000000000; n-head 3 => d_model = 16; short-conv => short_conv = True;
-N 50 => block_size = 20; block-size 9 => block_size = 9; out= => out = ''; compile => C++ compiler;
+task depo --V 1000000000; task depo --block-size 10000000000; task capo --exposures 1000000000000;
+n-head 3 => d_model = 16; short-conv => short_conv = True; N 50 => block_size = 20;
+block-size 9 => block_size = 9; out= => out = ''; compile => C++ compiler;
 grad-accum 3 => a multiple of 3; resume => run has no ckpt.pt; out mine => mine is not empty"""
 
 
@@ -1915,8 +1921,8 @@ def test_the_gpu_decides_about_bfloat16(native, monkeypatch):
     assert args.dtype == ("bfloat16" if native else "float32")
 
 
-@pytest.mark.parametrize("dtype, other", [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, other, ends, monkeypatch):
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, here, monkeypatch):
     seen, attend = set(), F.scaled_dot_product_attention
 
     def spy(q, *rest, **options):
@@ -1927,14 +1933,13 @@ def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, other, ends, mo
     train.main(tiny(f"--steps 2 --dtype {dtype}"))
     assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
     assert {w.dtype for w in checkpoint("run")["model"].values()} == {torch.float32}
-    ends(tiny(f"--steps 2 --dtype {other} --resume"), f'not "dtype": "{other}"')
 
 
 def test_a_folder_with_another_run_is_refused(ends):
     train.main(tiny("--steps 5"))
     ends(tiny("--steps 5"), "run is not empty: --resume goes on")
-    words = 'configuration, not "canon": "a", "steps": 6, "seed": 4, "eval_size": 17'
-    ends(tiny("--steps 6 --canon a --seed 4 --eval-size 17 --resume"), words)
+    words = 'configuration, not "canon": "a", "steps": 6, "dtype": "bfloat16", "seed": 4'
+    ends(tiny("--steps 6 --canon a --seed 4 --dtype bfloat16 --resume"), words)
 
 
 def test_a_run_without_a_checkpoint_has_not_begun(here):
@@ -2055,19 +2060,20 @@ def test_runs_are_read_drawn_and_packed(here, capsys):
     train.main([*TINY, "--steps", "2", "--out", "out/copied"])
     write_run("out/a0", made_run((0.2, 0.1), (0.4, 0.2)))
     write_run("out/a1", made_run((0.4, 0.2), (0.625, 0.4), seed=1))
-    write_run("out/going", made_run((0.9, 0.45), final=False, canon="abcd", canon_silu=True))
+    write_run("out/b0", made_run((0.9, 0.45), final=False, canon="abcd", canon_silu=True))
+    write_run("out/b1", made_run((0.8, 0.4), seed=1, canon="abcd", canon_silu=True))
     write_run("out/unborn", made_run(final=False))
     with open("out/a0/metrics.jsonl", "a") as file:
         file.write('{"step": 30, "ev')  # half written
     Path("out/empty").mkdir()
     Path("out/figure.png").touch()
     paths = [str(path) for path in Path("out").iterdir()]
-    assert len(plot.read_all(paths * 2)) == 4
+    assert len(plot.read_all(paths * 2)) == 5
     capsys.readouterr()
     plot.main([*paths, "--out", "one", "--save", "packed.json"])
     printed = capsys.readouterr().out
     assert "| RoPE | 0, 1 | 40%, 63% | 20%, 40% |" in printed and "| RoPE | 0 | 0% | " in printed
-    assert "| RoPE + Canon-ABCD (act) (still training) | 0 | 90% | 45% |" in printed
+    assert "| RoPE + Canon-ABCD (act) (still training) | 0, 1 | 90%, 80% | 45%, 40% |" in printed
     plot.main(["packed.json", "--out", "two"])
     assert capsys.readouterr().out == printed.replace("one/", "two/")
     assert {"copy_nano.png", "depo1_nano.svg"} < {path.name for path in Path("two").iterdir()}
@@ -2101,6 +2107,7 @@ MODEL_NAMES = {
     "GDN (no conv)": "mixer=gdn no-short-conv", "GLA (conv)": "mixer=gla short-conv",
     "RoPE + Canon-ABCD (no-res, K=2)": "canon=abcd canon-no-residual canon-kernel=2",
     "GDN + Canon-AbCD": "mixer=gdn canon=acd",
+    "Mamba2": "mixer=mamba2", "Mamba2 (no conv)": "mixer=mamba2 no-short-conv",
     "Mamba2/RoPE(1/4)": "n-layer=2 mixer=mamba2,attention pos=rope4",
     "GDN + Canon-ABCD (conv)": "mixer=gdn canon=abcd short-conv",
 }  # fmt: skip
@@ -2203,9 +2210,10 @@ def test_every_claim_can_come_out_each_way(claim):
             assert verdict(claim, seeds | few) == "undecided"
 
 
-RULES = """a > b: 3 4 5, 1 2 2.9: holds
+RULES = """a > b: 8 9 9, 1 2 7.9: holds
 a > b: 1 2 2, 3 4 5: does not hold
 a > b: 3 4 5, 1 2 3: undecided
+a > b: 8 9, 1 2 7: undecided: too few seeds
 a > b: 8 8 9, 9 9 9: undecided: at the ceiling
 a > b: 1 1 1, 0 0 0: undecided: at chance
 a > b; a > c: 3 3 3, 1 1 1, 3 3 3: undecided
@@ -2213,13 +2221,15 @@ a > b; a > c: 3 3 3, 3 3 3, 4 4 4: does not hold
 a > 2 x b: 4 4 4, 2 2 2: holds
 a > 2 x b: 4 4 4, 3 3 3: does not hold
 a > 2 x b: 4 4 4, 1 1 1: undecided
+a > 3 x b: 2 2 2, 1 1 1: undecided
 a > 50% from b to c: 4 4 4, 1 2 3, 6 6 6: holds
-a > 50% from b to c: 4 4 4, 1 2 6, 6 6 6: undecided
+a > 50% from b to c: 5 5 5, 1 2 6, 6 6 6: undecided
 a > 300%: 3 4 5: holds
 a >~ b: 3.95 4 4, 3 4 5: holds
 a >~ b: 3.9 3.9 3.9, 3 4 5: does not hold
 a sooner than b: 1 2 3, 4 5 inf: holds
 a at chance: 0 1 1: holds
+a at chance: 0 1 2: undecided
 a < 99%: .1 .1 .1: undecided"""
 
 
@@ -2231,15 +2241,24 @@ def test_rules_by_example(example):
     assert reproduce.decide(rule, scores, 1, 8) == expected
 
 
+def test_chance_is_that_of_the_task_with_the_score():
+    assert verdict(("answers", "a at chance"), {"a": [0.1, 0.15, 0.16]}) == "holds"  # 1/9 + 0.05
+    runs = lambda *sentences: [  # noqa: E731
+        {"task": {"name": name, "N": 5}, "evals": [{"eval": {score: value}}]}
+        for name, score, value in (("depo1", "k=1", 1), *(("lano", "s", s) for s in sentences))]  # fmt: skip
+    best = {"a": runs(0.2, 0.2, 0.2), "b": runs(0.1, 0.1, 0.1)}
+    assert reproduce.check(("s", "a > b"), best, "")[-1] == "holds"
+
+
 def test_runs_find_their_models_at_the_best_rate(here, monkeypatch):
-    """By recipe: not with other steps or another dtype. Your own runs count more than ours."""
+    """Finished ones, by recipe: other steps or dtypes do not count. Your own replace ours."""
     monkeypatch.setattr(reproduce, "HERE", Path("results"))
     group, rest = reproduce.GROUPS["depth"], ["--preset", "nano", "--device", "cpu"]
 
-    def run(model, score, seed, flags="", packed=None):
+    def run(model, score, seed, flags="", packed=None, final=True):
         words = reproduce.command("depo0", group.models[model], rest)
         prepared = train.prepare([*words, "--seed", str(seed), *flags.split()])
-        made = made_run((0.9, 0, 1.0), (0.9, score, 1.0)) | train.recipe_of(*prepared)
+        made = made_run((0.9, 0, 1.0), (0.9, score, 1.0), final=final) | train.recipe_of(*prepared)
         if not packed:
             return write_run(prepared[0].out, made)
         Path("results", packed).mkdir(parents=True)
@@ -2250,6 +2269,7 @@ def test_runs_find_their_models_at_the_best_rate(here, monkeypatch):
     run("RoPE", 1.0, 0, "--lr 1e-5")  # best, but of one seed
     run("RoPE", 0.0, 0, packed="ours"), run("RoPE", 1.0, 5, "--dtype bfloat16")
     run("NoPE", 1.0, 7, "--steps 9"), run("NoPE", 0.2, 3, packed="ours/too")
+    run("NoPE", 1.0, 8, final=False)
     best, tried = reproduce.represent(group, rest, reproduce.all_runs(), [])
     assert {model: plot.last_scores(runs, "k=2") for model, runs in best.items()} == {
         "RoPE": [0.9] * 3, "NoPE": [0.1, 0.1, 0.1, 0.2]}  # fmt: skip
@@ -2284,8 +2304,9 @@ def test_a_sweep_goes_on_where_it_stopped(here, monkeypatch, capsys):
     group = reproduce.GROUPS["copy"]._replace(models={"a": "", "b": "--canon abcd"})
     monkeypatch.setitem(reproduce.GROUPS, "copy", group)
     sweep = [*SWEEP, "--steps", "40"]
-    reproduce.main([*sweep, "--dry-run"])
+    reproduce.main([*sweep, "--dry-run", "--lr", "1e-2"])  # as it is anyway
     finished, cut_off = (line.split()[2:] for line in capsys.readouterr().out.splitlines())
+    assert "--lr" not in finished
     train.main(finished)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
         interrupt(patch, 25)
