@@ -417,7 +417,8 @@ def save(figure, path):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=plain)
     parser.error = fail
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")

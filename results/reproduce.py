@@ -442,7 +442,8 @@ def rates(text):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=plain)
     parser.error = fail
     add = parser.add_argument
     add("name", nargs="?", choices=["claims", *GROUPS])
