@@ -41,6 +41,7 @@ from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Conf
 from kernels import gpu_has_bfloat16
 from tasks import ALIASES, TASKS, make_task, score_text
 
+STOP = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows: no HUP
 RANK = int(os.environ.get("RANK", 0))  # by torchrun: which process of how many
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 
@@ -67,7 +68,7 @@ def between(low, high, kind=int):
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Train one model on one task.", allow_abbrev=False)
     parser.error = end
 
     def add(options, **flags):
@@ -84,7 +85,7 @@ def parse_arguments(argv):
     add({}, preset="nano (two CPU cores, minutes), small (one GPU; the default there), or paper",
         cfg="lano: the grammar, such as cfg3f")
     add(integer, N="numbers to copy, nodes of a graph, people",
-        K="depo: most hops of a question", V="depo, brevo2: letters",
+        K="depo: most hops of a question", V="depo, brevo2: letters to spell with",
         L="mano: most operators", root="lano: where sentences grow from",
         exposures="capo: times each person is met; sets --steps",
         block_size="context, in tokens")
@@ -103,7 +104,7 @@ def parse_arguments(argv):
     add(integer, n_layer="blocks", n_head="attention heads", d_model="width")
 
     group = parser.add_argument_group("training")
-    add(count, steps="batches", batch_size="windows a step")
+    add(count, steps="batches to train on", batch_size="windows a step")
     add(between(1e-12, 1e12, float), lr="peak learning rate")
     add(between(0, 10**7), warmup="steps until the learning rate peaks")
     add({"choices": ("cosine", "linear")}, schedule="then: cosine to a tenth, linear to 0")
@@ -131,7 +132,10 @@ def prepare(argv):
     args = parse_arguments(argv)
     cuda = args.device == "cuda"
     args.preset = args.preset or ("small" if cuda else "nano")
-    args.dtype = args.dtype or ("bfloat16" if cuda and gpu_has_bfloat16() else "float32")
+    native = cuda and gpu_has_bfloat16()
+    if args.dtype == "bfloat16" and cuda and not native:
+        end("dtype = bfloat16: this GPU has only float32")
+    args.dtype = args.dtype or ("bfloat16" if native else "float32")
     compiles = cuda or (args.device == "cpu" and can_compile_on_cpu())
     if args.compile and not compiles:
         end("--compile needs CUDA, or PyTorch 2.7, a C++ compiler and Python's headers")
@@ -296,8 +300,8 @@ class Stream:
 
 def ignore_signals(worker):
     """They reach the loader's workers, too, but only the process that trains decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def make_optimizer(model, training, device):
@@ -346,7 +350,7 @@ def train_step(model, optimizer, parts, lr, autocast):
 
 @contextlib.contextmanager
 def stop_requests():
-    """A list of the signals that asked us to stop: Ctrl-C, or a batch system's SIGTERM.
+    """A list of the signals that asked us to stop: Ctrl-C, a batch system's, a closed terminal's.
 
     A second Ctrl-C kills, except under torchrun, which repeats the first one.
     """
@@ -357,7 +361,8 @@ def stop_requests():
         if number == signal.SIGINT and WORLD == 1:
             signal.signal(number, before[number])
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [n for n in STOP if signal.getsignal(n) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    before = {number: signal.signal(number, note) for number in heeded}
     try:
         yield requests
     finally:
@@ -366,6 +371,7 @@ def stop_requests():
 
 
 def train(args, task, config, training, command, stack):
+    """All that happens, in this order, down to the closing table."""
     device, out, recipe = args.device, args.out, recipe_of(args, task, config, training)
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
@@ -397,6 +403,9 @@ def train(args, task, config, training, command, stack):
         log()  # the file as it was then
         if lines and '"final"' in lines[-1]:
             end(f"{out} is finished: nothing left to do", status=0)
+
+    if RANK == 0:
+        print(f"{out}: {about['parameters']['total']:,} parameters", flush=True)
 
     def save():
         buffer = io.BytesIO()
@@ -480,13 +489,12 @@ def train(args, task, config, training, command, stack):
     log({"step": done, "eval": scores, **costs, "final": True})
     save()
     if RANK == 0:
-        print(f"\n{out}: {about['parameters']['total']:,} parameters")
         for name, value in {**shown, **costs}.items():
             print(f"{name:16}{value:>9}")
 
 
 # FLOP/s of dense bfloat16 products, from NVIDIA's data sheets
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
 
 
 def flops_per_token(model):
