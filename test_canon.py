@@ -1785,7 +1785,7 @@ def test_sigterm_to_all_processes_saves_and_no_second_run_gets_in(ends, monkeypa
 def test_ctrl_c_while_importing_prints_nothing(here):
     Path("numpy.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     command, path = [sys.executable, HERE / "train.py", *TINY], {**os.environ, "PYTHONPATH": "."}
-    done = subprocess.run(command, env=path, capture_output=True)
+    done = subprocess.run(command, env=path, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGINT and done.stderr == b""
 
 
@@ -1932,6 +1932,7 @@ def test_training_and_scoring_compute_in_the_chosen_dtype(dtype, here, monkeypat
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     train.main(tiny(f"--steps 2 --dtype {dtype}"))
     assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
+    assert {w.dtype for w in checkpoint("run")["model"].values()} == {torch.float32}
 
 
 def test_a_folder_with_another_run_is_refused(ends):
@@ -1978,7 +1979,7 @@ def test_damaged_checkpoints_are_refused(ends):
     first = next(iter(weights))
     moments = {**state["state"], 0: {**state["state"][0], "exp_avg": torch.zeros(3)}}
     for damage in (
-        b"", whole[:-100], [1], {"recipe": good["recipe"]}, {**good, "model": {}},
+        b"", whole[:-100], bytes(1000), [1], {"recipe": good["recipe"]}, {**good, "model": {}},
         {**good, "model": {**weights, first: torch.zeros(3, 3)}}, {**good, "optimizer": {}},
         {**good, "optimizer": {**state, "state": moments}},
     ):  # fmt: skip
@@ -2017,8 +2018,8 @@ def test_run_names_tell_runs_apart():
     def name(flags, task="copy"):
         return train.prepare(f"--task {task} --preset nano --device cpu {flags}".split())[0].out
 
-    apart = """--seed 1; --canon abcd --canon-silu; --canon abcd --canon-no-residual;
-        --lr 0.1; --mlp silu; --dtype bfloat16; --tie-embeddings;""".split(";")
+    apart = """--seed 1; --canon abcd; --canon abcd --canon-silu; --canon abcd --canon-no-residual;
+        --lr 0.1; --n-layer 2; --mlp silu; --dtype bfloat16; --tie-embeddings;""".split(";")
     assert len({name(flags) for flags in apart}) == len(apart)
     for same in ("", "--mlp swiglu --canon-kernel 4", "--workers 3 --grad-accum 2 --resume"):
         assert name(same) == Path("out/copy_nano_rope_bare_s0")
