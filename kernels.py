@@ -234,6 +234,8 @@ if triton is not None:
 
 
 MAX_KERNEL = 8  # of the Triton kernels: more lags do not fit in registers
+FORWARD_TILES = {"rows": 4, "steps": 8}
+BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps: fewer lines for dw
 
 
 def grid(x, weight, rows, steps):
@@ -257,7 +259,7 @@ def grid(x, weight, rows, steps):
 def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.Tensor:
     x = x if x.stride(2) == 1 else x.contiguous()  # channels side by side; any other stride will do
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _, programs, sizes, more = grid(x, weight, rows=4, steps=8)
+    _, programs, sizes, more = grid(x, weight, **FORWARD_TILES)
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
         forward_kernel[programs](x, weight.contiguous(), y, *sizes, RESIDUAL=residual, **more)
     return y
@@ -274,7 +276,7 @@ def backward_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, dy = x if x.stride(2) == 1 else x.contiguous(), dy.contiguous()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    lines, programs, sizes, more = grid(x, weight, rows=2, steps=32)  # fewer lines for dw
+    lines, programs, sizes, more = grid(x, weight, **BACKWARD_TILES)
     dw = torch.empty(lines, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         weight = weight.contiguous()

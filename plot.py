@@ -2,14 +2,14 @@
 
 Draws a figure for each task and preset, and prints every seed's last scores as a Markdown table.
 
-    python plot.py out/* --out figures       writes figures/<task>_<preset>.png and .svg
+    python plot.py out/* --out figures       writes figures/<task>_<preset>.png
     python plot.py out/* --save runs.json    also packs configurations and scores into one file
     python plot.py runs.json                 draws the same from that file
+    python plot.py --inside out/*            draws where each run's attention looks
 
-Grey is without Canon layers, colour with; solid is RoPE, dashed NoPE. A thick line or a bar is the
-mean over seeds, a thin line or a dot one seed. results/reproduce.py draws with the same functions.
+results/reproduce.py draws with the same functions.
 
-Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 the command line.
+Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 inside a model; 5 the command line.
 """
 
 import argparse
@@ -25,6 +25,12 @@ import matplotlib
 matplotlib.use("Agg")  # files only, no windows
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from canon_gpt import Canon, CanonGPT, Config
+from tasks import NO_SHARES, make_task
 
 # ---- 1. Reading runs -------------------------------------------------------
 #
@@ -138,8 +144,11 @@ def models(runs):
         label = ", ".join([model_label(run["model"]), *map(phrase, differ, extra)])
         groups.setdefault(label, {})[run["seed"]] = run
         ranks[label] = rank(run["model"]), [value for value in extra if is_number(value)]
-    return {label: [groups[label][seed] for seed in sorted(groups[label])]
-            for label in sorted(groups, key=ranks.get)}  # fmt: skip
+    found = {}
+    for label in sorted(groups, key=ranks.get):
+        runs = [groups[label][seed] for seed in sorted(groups[label])]
+        found[label + " (still training)" * any(run["seconds"] is None for run in runs)] = runs
+    return found
 
 
 def recipe_of(run):
@@ -169,7 +178,7 @@ def phrase(field, value):
 
 
 # Scores that are no shares. A score may have its task before it: "capo: bits/param".
-NUMBERS = ("KL", "bits", "bits/param", "hops mastered")
+NUMBERS = (*NO_SHARES, "hops mastered")
 
 
 def is_share(score, value):
@@ -198,10 +207,6 @@ def score_names(groups):
     return list(dict.fromkeys(score for end in ends for score in end if score != "bits"))
 
 
-def full_label(label, runs):
-    return label + " (still training)" * any(run["seconds"] is None for run in runs)
-
-
 def seeds_text(runs):
     return ", ".join(map(str, sorted({run["seed"] for run in runs})))
 
@@ -216,7 +221,7 @@ def table(groups, scores=None):
     rows = [["", "seeds", *scores]]
     for label, runs in groups.items():
         cells = [each_seed(runs, score) for score in scores]
-        rows.append([full_label(label, runs), seeds_text(runs), *cells])
+        rows.append([label, seeds_text(runs), *cells])
     return markdown(rows)
 
 
@@ -227,22 +232,23 @@ def markdown(rows):
 
 # ---- 3. Figures ------------------------------------------------------------
 #
-# Each takes {label: runs}, the scores to show, and a title that says what was found. Attention
-# without Canon is grey; each mixer has a hue, paler the fewer convolutions a block has.
+# Each takes {label: runs}, the scores to show, and a title that says what was found. A thick line
+# or a bar is the mean over seeds, a thin line or a dot one seed. Grey is attention without Canon;
+# each mixer has a hue, paler the fewer convolutions a block has. Solid is RoPE, dashed NoPE.
 
 GREY, FAINT = "#808080", "#555555"
 HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
-SPARE = ("#0b7285", "#a61e4d", "#846358")  # hybrids, and mixers of your own
+OTHER = "#0b7285"  # hybrids, and mixers of your own
 DASHES = {"rope4": "-.", "nope": "--", "alibi": (0, (2.5, 1, 1, 1)), "halibi": ":"}
 
 
 def looks(groups, shade=1):
     """{label: (colour, dashes)}; models that would look alike get a shade darker each."""
-    found, seen, hues = {}, [], dict(HUES)
+    found, seen = {}, []
     for label, runs in groups.items():
         model = runs[0]["model"]
         mixer, n = model["mixer"], points(model)
-        hue, strength = hues.setdefault(mixer, SPARE[len(hues) % len(SPARE)]), 0.4 + 0.15 * n
+        hue, strength = HUES.get(mixer, OTHER), 0.4 + 0.15 * n
         if mixer == "attention" and n == 0:
             hue, strength = GREY, 1
         colour = 1 - strength * (1 - np.array(matplotlib.colors.to_rgb(hue)))  # the rest is white
@@ -297,7 +303,7 @@ def curves(groups, scores=None, title=None):
             if steps:
                 axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
                           marker="o" * (len(steps) == 1))  # fmt: skip
-                ends.append((steps[-1], factor * values[-1], full_label(label, runs), colour))
+                ends.append((steps[-1], factor * values[-1], label, colour))
         last = max((x for x, *_ in ends), default=1)
         if chance:
             axis.axhline(factor * chance, color=FAINT, ls=":", lw=1)
@@ -327,23 +333,8 @@ def bars(groups, scores=None, title=None):
             axis.axvline(factor * chance, color=FAINT, ls=":", lw=1)
             axis.text(factor * chance, 1.01, "chance", transform=above, fontsize=8, color=FAINT)
         axis.set(xlim=(0, 100 if factor == 100 else None), ylim=(len(groups) - 0.4, -0.6))
-        axis.set_yticks(range(len(groups)), [full_label(*item) for item in groups.items()])
+        axis.set_yticks(range(len(groups)), groups)
         axis.tick_params(axis="y", length=0, labelleft=axis.get_subplotspec().is_first_col())
-    return figure
-
-
-def capacity(groups, scores=None, title=None):
-    """Capo's bits against parameters."""
-    figure, [(axis, *_)] = make_panels(groups, ["bits"], 1, 3.5, title)
-    ends = []
-    for label, (colour, _) in looks(groups, shade=0.72).items():
-        bits, rates = (np.array(last_scores(groups[label], s)) for s in ("bits", "bits/param"))
-        parameters = bits / np.maximum(rates, 1e-9)
-        axis.plot(parameters, bits, "o", color=colour)
-        ends.append((parameters.mean(), bits.mean(), full_label(label, groups[label]), colour))
-    axis.axline((0, 0), slope=1, color=FAINT, ls=":", lw=1)
-    axis.set(xlim=(0, None), ylim=(0, None), xlabel="parameters (dotted: one bit a parameter)")
-    name_ends(axis, ends)
     return figure
 
 
@@ -404,14 +395,78 @@ def curve(runs, score):
     return steps, np.array([np.mean([line[step] for line in lines]) for step in steps])
 
 
-# ---- 4. The command line ---------------------------------------------------
+# ---- 4. Inside a model -----------------------------------------------------
+
+
+class Watch(TorchFunctionMode):
+    """Notes each attention's weights, (H, T, T): they are what it makes of one-hot values."""
+
+    maps = ()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.scaled_dot_product_attention:
+            q, k, _ = args
+            one_hot = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
+            self.maps += (function(q, k, one_hot, **kwargs)[0],)
+        return function(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def inside(folder):
+    """Where each head looks from the tokens before a document's last targets; and Canon's weights,
+    the mean of |w_i| over channels, for each layer, point and distance i."""
+    try:
+        run = json.loads((folder / "config.json").read_text())
+        task = make_task(preset=run["preset"], **run["task"])
+        model = CanonGPT(Config(**run["model"]))
+        model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
+    except Exception as error:  # whatever damage there is
+        fail(f"--inside: {folder} is no run folder with a checkpoint: {' '.join(f'{error}'.split())}")
+    if not model.config.has_attention:
+        fail(f"--inside: {folder} has no attention")
+    documents = task.documents(np.random.default_rng(0), 100)
+    tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 36))
+    with Watch() as watch:
+        model(torch.tensor([tokens[:-1]]))
+    words = [task.vocabulary[token] for token in tokens]
+    asked = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
+    names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in asked]
+    points = {"canon_a": "A", "mixer.canon": "B", "canon_c": "C", "mlp.canon": "D"}
+    canons = {f"{layer}{points[name]}": module.weight.abs().mean(1)
+              for layer, block in enumerate(model.blocks, 1)
+              for name, module in block.named_modules() if isinstance(module, Canon)}  # fmt: skip
+
+    heads = [(f"layer {layer}, head {head}", weights[asked])
+             for layer, maps in enumerate(watch.maps, 1) for head, weights in enumerate(maps, 1)]
+    columns = min(model.config.n_head, 1 + 40 // len(words))
+    rows = math.ceil(len(heads) / columns)
+    heights = rows * (0.4 + 0.13 * len(asked)), 1.6
+    figure = plt.figure(figsize=(WIDTH, 1 + sum(heights)), layout="constrained")
+    figure.suptitle(f"Inside {folder.name}", x=0.01, ha="left", fontsize=13, weight="bold")
+    top, bottom = figure.subfigures(2, 1, height_ratios=heights)
+    axes = top.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axis, (title, weights) in zip(axes.flat, heads):
+        heat(axis, weights, title, names, words[:-1])
+    if canons:
+        weights = torch.stack([*canons.values()], dim=1)
+        distances = [f"w_{i}" for i in range(len(weights))]
+        heat(bottom.subplots(), weights, "Canon: mean |w_i|, layer and point", distances, canons)
+    return figure
+
+
+def heat(axis, values, title, rows, columns):
+    axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+    axis.set_title(title, fontsize=8, pad=3)
+    axis.set_yticks(range(len(rows)), rows, fontsize=7)
+    axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=90)
+
+
+# ---- 5. The command line ---------------------------------------------------
 
 
 def save(figure, path):
-    """As path.png and path.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for ending in (".png", ".svg"):
-        figure.savefig(f"{path}{ending}", dpi=160)
+    figure.savefig(f"{path}.png", dpi=160)
     plt.close(figure)
     print(f"{path}.png")
 
@@ -423,9 +478,14 @@ def main(argv=None):
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="the figures' folder (default: out)")
+    add("--inside", action="store_true", help="draw each folder's attention and Canon weights")
     add("--save", type=Path, help="pack all runs into this .json file")
     args = parser.parse_args(argv)
     try:
+        if args.inside:
+            for folder in filter(Path.is_dir, map(Path, args.runs)):
+                save(inside(folder), args.out / f"{folder.name}_inside")
+            return
         runs = read_all(args.runs)
         if not runs:
             fail("no scores yet in any of these")
@@ -439,8 +499,6 @@ def main(argv=None):
             groups = models(kinds[kind])
             draw = curves if len(groups) <= 12 else bars  # nobody tells more lines apart
             save(draw(groups), args.out / kind)
-            if kind.startswith("capo_"):
-                save(capacity(groups), args.out / f"{kind}_capacity")
             print(f"\n{table(groups)}\n")
     except OSError as error:
         fail(error)

@@ -27,8 +27,8 @@ import kernels  # noqa: E402
 
 POINTERS = dict(x_ptr="*bf16", dy_ptr="*bf16", y_ptr="*bf16", dx_ptr="*bf16",
                 w_ptr="*fp32", dw_ptr="*fp32")  # fmt: skip
-# the rows and steps that forward_op and backward_op ask for; how many tensors they read and write
-KERNELS = {"forward": (4, 8, 2), "backward": (2, 32, 3)}
+# their tiles, and how many tensors they read and write
+KERNELS = {"forward": (kernels.FORWARD_TILES, 2), "backward": (kernels.BACKWARD_TILES, 3)}
 
 
 def machine_code(kernel, settings):
@@ -60,9 +60,9 @@ def count(name, kernel_size, D):
     """A row of the table."""
     import triton  # noqa: F401  (or say that it is not installed)
 
-    rows, steps, tensors = KERNELS[name]
+    tiles, tensors = KERNELS[name]
     x, weight = torch.empty(16, 2048, D, device="meta"), torch.empty(kernel_size, D)
-    settings = kernels.grid(x, weight, rows, steps)[3] | {"RESIDUAL": True}
+    settings = kernels.grid(x, weight, **tiles)[3] | {"RESIDUAL": True}
     elements = settings["ROWS"] * settings["COLS"] / 32  # per thread and turn of the loop
     usage, code = machine_code(getattr(kernels, f"{name}_kernel"), settings)
     registers, stack = (int(re.search(rf"{field}:(\d+)", usage)[1]) for field in ("REG", "STACK"))
