@@ -512,7 +512,9 @@ COMPILED = [dict(pos="rope4"), dict(pos="halibi", canon="abcd"), dict(canon="ab"
 COMPILED += [dict(pos="nope", canon="abcd", mlp="relu2", canon_silu=True, canon_frozen=True)]
 COMPILED += [dict(mixer="gla,mamba2,gdn,attention", n_layer=4, canon=canon, short_conv=bool(canon))
              for canon in ("", "acd")]  # fmt: skip
-COMPILED = [(options, "aot_eager_decomp_partition") for options in COMPILED]
+# code that PyTorch 2.6 derives for the last two runs only through its code generator
+DERIVED = "aot_eager_decomp_partition" if torch.__version__ >= (2, 7) else "eager"
+COMPILED = [(options, DERIVED) for options in COMPILED]
 COMPILED += [pytest.param(dict(canon="abcd"), "inductor", marks=needs_compiler)]
 
 
@@ -1878,7 +1880,7 @@ def test_runs_are_read_drawn_and_packed(here, capsys):
     assert "| RoPE + Canon-ABCD (act) (still training) | 0, 1 | 90%, 80% | 45%, 40% |" in printed
     plot.main(["packed.json", "--out", "two"])
     assert capsys.readouterr().out == printed.replace("one/", "two/")
-    assert {"copy_nano.png", "depo1_nano.svg"} < {path.name for path in Path("two").iterdir()}
+    assert {"copy_nano.png", "depo1_nano.png"} <= {path.name for path in Path("two").iterdir()}
 
 
 DAMAGE = {
@@ -1954,13 +1956,43 @@ def test_figures_show_the_numbers():
     axis = plot.bars(groups).axes[0]
     assert np.allclose([bar.get_width() for bar in axis.patches], [65, 90])
     assert [text.get_text() for text in axis.texts] == ["65%", "90%", "chance"]
-    runs[0]["evals"][-1]["eval"] = {"bits": 2e4, "bits/param": 0.5}
-    axis = plot.capacity({"RoPE": runs[:1]}).axes[0]
-    assert axis.lines[0].get_xydata().tolist() == [[4e4, 2e4]]
     grey, colour = (np.ptp(colour) for colour, _ in plot.looks(groups).values())
     places = plot.spread(np.array([0.5, 0.1, 0.5, 0.9]), 0.1)  # of names that would overlap
     assert grey == 0 < colour and np.allclose(sorted(places), [0.1, 0.45, 0.55, 0.9])
     plot.plt.close("all")
+
+
+def test_inside_shows_what_attention_computes(here, ends):
+    """Each head's weights against softmax(q.k) by hand; the mean sizes of Canon's weights."""
+    flags = "--pos nope --canon ad --n-layer 2"
+    train.main(tiny(f"{flags} --steps 1", "a"))
+    _, task, config, _ = train.prepare(tiny(flags))
+    model = CanonGPT(config)
+    model.load_state_dict(checkpoint("a")["model"])
+    tokens, mask = task.documents(default_rng(0), 100)[0]
+    asked = [t for t in range(len(tokens) - 1) if mask[t + 1]][-12:]
+    x, expected = model.embed(torch.tensor([tokens[:-1]])), []
+    for block in model.blocks:
+        qkv = block.mixer.qkv(block.canon_a(block.norm1(x)))
+        q, k, _ = qkv.unflatten(-1, (3, config.n_head, -1)).unbind(2)  # (1, T, H, K)
+        logits = torch.einsum("ithk,ishk->hts", q, k) * q.shape[-1] ** -0.5
+        later = torch.ones_like(logits[0], dtype=torch.bool).triu(1)
+        expected += logits.masked_fill(later, -math.inf).softmax(-1)[:, asked]
+        x = block(x)
+    canons = [canon.weight for block in model.blocks for canon in (block.canon_a, block.mlp.canon)]
+    expected.append(torch.stack([weight.abs().mean(1) for weight in canons], dim=1))
+    axes = plot.inside(Path("a")).axes
+    for axis, values in zip(axes, expected, strict=True):
+        assert np.allclose(axis.images[0].get_array(), values.detach(), atol=1e-6)
+    labels = [label.get_text() for label in axes[-1].get_xticklabels()]
+    assert labels == ["1A", "1D", "2A", "2D"] and axes[2].get_title("left") == "layer 2, head 1"
+    plot.plt.close("all")
+    plot.main(["--inside", "a", "--out", "figures"])
+    assert Path("figures/a_inside.png").stat().st_size > 0
+    train.main(tiny("--mixer gla --steps 1", "b"))
+    Path("c").mkdir()
+    for folder in "bc":
+        ends(["--inside", folder, "--out", "figures"], f"{folder} ", main=plot.main)
 
 
 def test_numbers_in_print():
@@ -2212,7 +2244,7 @@ def run_benchmarks(folder, names, before="pass"):
 
 def saved_rows(file):
     about, *rows = map(json.loads, file.read_text().splitlines())
-    assert about["toy"] and about["torch"] == torch.__version__ and about["date"]
+    assert about["toy"] and torch.__version__.startswith(about["torch"]) and about["date"]
     return rows
 
 
