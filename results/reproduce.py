@@ -184,7 +184,7 @@ group(
 group(
     "capacity", 4, ["capo"],
     with_canon({"narrow": "--d-model {half}", "usual": "", "wide": "--d-model {double}"}),
-    (plot.bars, ["bits/param"], "{score}: {narrow} without Canon, {narrow + Canon} with"),
+    (plot.bars, ["bits/param"], "Bits a parameter in a narrow model: {narrow}; with Canon {narrow + Canon}"),
     ("R2*", "Canon adds capacity", "10-15%", "bits/param", "narrow + Canon > narrow"),
 )
 # fmt: on
