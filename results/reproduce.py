@@ -1,7 +1,7 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
-Trains in out/ what a comparison lacks, draws it, and says which claims hold. After Ctrl-C the same
-command goes on.
+Trains in out/ what a comparison lacks, draws it, and says which claims hold. Ctrl-C stops it, the
+same command goes on.
 
     python results/reproduce.py --list              the comparisons, and their times
     python results/reproduce.py nope --dry-run      only prints the commands
@@ -85,10 +85,11 @@ group(
     ("R1*", "One layer of 128 dims copies without Canon", "", "sequences", "128 dims > 90%"),
 )
 group(
-    "depth", 14, ["depo0"],
+    "depth", 27, ["depo0"],
     {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
      "NoPE, twice the steps": "--pos nope --steps {twice}"},
-    (plot.curves, ["k="], TITLE),
+    (plot.curves, ["k="],
+     "{score}: RoPE {RoPE}, + Canon {RoPE + Canon}; NoPE {NoPE}, + Canon {NoPE + Canon}"),
     ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
     ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon > 2 x RoPE"),
     ("R2", "Canon masters one hop sooner", "", "steps to k=1", "RoPE + Canon sooner than RoPE"),
@@ -97,7 +98,7 @@ group(
      "RoPE + Canon > RoPE, twice the steps; NoPE + Canon > NoPE, twice the steps"),
 )
 group(
-    "nope", 11, ["depo0"],
+    "nope", 20, ["depo0"],
     {**PAIRS, **QUARTER, "ALiBi": "--pos alibi", "H-ALiBi": "--pos halibi"},
     (plot.bars, ["k="], "{score} without positions: {NoPE}, with Canon {NoPE + Canon}"),
     ("R3", "NoPE alone learns next to nothing", "0% (k=8)", "answers",
@@ -110,7 +111,7 @@ group(
      "RoPE(1/4) + Canon >~ RoPE + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
 )
 group(
-    "ablation", 11, ["depo0"],
+    "ablation", 20, ["depo0"],
     {"none": "", **{p: f"--canon {p.lower()}" for p in "A B C D AC ACD ABCD".split()},
      "no residual": "--canon abcd --canon-no-residual", "SiLU": "--canon abcd --canon-silu",
      "frozen": "--canon abcd --canon-frozen", "kernel 2": "--canon abcd --canon-kernel 2",
@@ -137,7 +138,7 @@ group(
      "gated + Canon > 25% from gated to standard"),
 )
 group(
-    "linear", 14, ["depo0"], LINEAR,
+    "linear", 45, ["depo0"], LINEAR,
     (plot.bars, ["k="],
      "{score}: GLA {GLA + AbCD}, Mamba2 {Mamba2 + AbCD}, GDN {GDN + AbCD} with AbCD"),
     ("R6", "GLA is weaker than Mamba2, and matches it with Canon", "19% to 50%; 43% (k=4)",
@@ -154,7 +155,7 @@ group(
      "GLA + AbCD < 99%; Mamba2 + AbCD < 99%; GDN + AbCD < 99%"),
 )
 group(
-    "families", 8, ["depo0", "capo --d-model {half}"], {**PAIRS, **QUARTER, **FULL, **HYBRID},
+    "families", 20, ["depo0", "capo --d-model {half}"], {**PAIRS, **QUARTER, **FULL, **HYBRID},
     (plot.bars, [SUITE["capo"], "hops mastered"], TITLE),
     ("R10", "With Canon, NoPE is about as good as RoPE(1/4)", "", "answers",
      "NoPE + Canon >~ RoPE(1/4) + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
@@ -164,7 +165,7 @@ group(
        f"{name} > 1.2 x RoPE(1/4) + Canon") for name in FULL),
 )
 group(
-    "hybrid", 14, ["depo0"], {"GDN + AbCD": LINEAR["GDN + AbCD"], **HYBRID},
+    "hybrid", 40, ["depo0"], {"GDN + AbCD": LINEAR["GDN + AbCD"], **HYBRID},
     (plot.curves, ["k="], "{score}: GDN {GDN + AbCD}, with attention {GDN/RoPE + AbCD}"),
     ("R11", "A hybrid reasons deeper than a recurrence", "", "hops mastered",
      "GDN/RoPE + AbCD > GDN + AbCD"),
