@@ -5,10 +5,10 @@ weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block, A to D; `canon="abcd"` is all four (d is the model's width):
+It can sit at four points of a block, A to D; `canon="abcd"` is all four. Below, their widths:
 
-    x - norm - [A] - q,k,v - [B] - attention - (+x) - norm - [C] - up - [D] - act, down - (+)
-                d            3d                             d          16d/3
+    x - norm - [A] - q,k,v - [B] - attention - (+x) - norm - [C] - gate,up - [D] - act, down - (+)
+                D            3D                             D              16D/3
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 block, 7 model. Part II, not needed for Part I, puts linear recurrences in attention's place:
@@ -38,7 +38,7 @@ class Config:
     vocab_size: int
     block_size: int  # the longest sequence, in tokens
     n_layer: int = 12
-    n_head: int = 12  # of attention; the linear mixers have the paper's own
+    n_head: int = 12  # attention's; linear mixers use the paper's head counts
     d_model: int = 768
     mixer: str = "attention"  # gla, mamba2, gdn, or a pattern over the layers: "gdn,gdn,attention"
     mlp: str = "swiglu"  # silu, relu2, swiglu-relu2, none
@@ -49,7 +49,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # linear mixers' own; None: for mamba2, gdn without Canon-B
+    short_conv: bool | None = None  # in linear mixers; None: on for mamba2, gdn without Canon-B
     tie_embeddings: bool = False
 
     def __post_init__(self):
@@ -84,8 +84,8 @@ class Config:
 class CausalConv(nn.Module):
     """`kernels.causal_conv` with its weight and, in a stream, its memory: (B, T, width) -> same.
 
-    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). Keep the
-    model-wide normal(0, 0.02) away: weights that small leave little more than the residual.
+    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT's
+    normal(0, 0.02) skips them: with weights that small, little more than the residual is left.
     """
 
     def __init__(self, width, kernel, residual):
@@ -117,7 +117,7 @@ class Canon(CausalConv):
 
     def forward(self, x, state=None):
         y = super().forward(x, state)
-        if self.silu:  # it comes before the residual
+        if self.silu:  # before the residual is added
             y = x + F.silu(y) if self.silu_residual else F.silu(y)
         return y
 
@@ -127,9 +127,9 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry: a module made by (width, config) whose forward(x,
+# A Canon layer of your own is one more entry: a Module class made by (width, config) whose forward(x,
 # state) keeps the shape, looks back only, and remembers in state[self]. Config's canon_type, on the
-# command line --canon-type, names it (example in results/README.md).
+# command line --canon-type, names it, and canon says where (example in results/README.md).
 CANONS = {"conv": Canon}
 
 
@@ -141,9 +141,9 @@ def canon_at(point, width, config):
 # ---- 3. Positions ----------------------------------------------------------
 #
 # Without positions ("nope"), attention sees a set of earlier tokens, not a sequence. Rotary
-# ("rope") turns each pair of dims of q and k by an angle that grows with the position, so that
-# q_i . k_j depends on i - j; "rope4" turns only the first quarter of each head's dims. ALiBi and
-# H-ALiBi change the logits by the distance instead.
+# ("rope") turns each pair of dims of q and k by an angle that grows with the position, so that of
+# positions q_i . k_j depends only on i - j; "rope4" turns the first quarter of each head's dims.
+# ALiBi and H-ALiBi change the logits by the distance instead.
 
 POSITIONS = ("rope", "rope4", "nope", "alibi", "halibi")
 
@@ -211,18 +211,18 @@ class Attention(nn.Module):
         """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
         # exercise 5
         B, T, D = x.shape
-        # Canon-B before rotary: it mixes what tokens say, and rotary then marks where they stand.
-        # After it, neighbours would be mixed that are turned by different angles, and q.k would
-        # depend on more than the distance.
+        # Canon-B before rotary: Canon mixes what tokens say, rotary then marks where they stand.
+        # After it, q_i . k_j would depend on more than i - j: Canon's weights differ between the
+        # two channels of a pair, and scaling them apart does not commute with turning them.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
-        old = None if state is None else state.get(self)
-        start = 0 if old is None else old[0].shape[1]
+        cached = None if state is None else state.get(self)
+        start = 0 if cached is None else cached[0].shape[1]
         if self.pos in ("rope", "rope4"):
             cos, sin = self.cos[start : start + T], self.sin[start : start + T]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if old is not None:
-            k, v = torch.cat([old[0], k], dim=1), torch.cat([old[1], v], dim=1)
+        if cached is not None:
+            k, v = torch.cat([cached[0], k], dim=1), torch.cat([cached[1], v], dim=1)
         if state is not None:
             state[self] = k.contiguous(), v.contiguous()  # views would keep all of qkv alive
 
@@ -332,7 +332,7 @@ class CanonGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in layers)
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():  # Canon layers keep their own initialisation
+        for module in self.modules():  # a Canon layer's weight is neither, so it keeps its own
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:

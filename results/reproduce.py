@@ -1,13 +1,13 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
-Trains in out/ what a comparison lacks, draws it, and says which claims hold. Ctrl-C stops it, the
-same command goes on.
+Trains in out/ what a comparison lacks, draws it, and says which claims hold. After Ctrl-C the same
+command goes on.
 
-    python results/reproduce.py --list              the comparisons, and their times
+    python results/reproduce.py --list              the comparisons, with hours
     python results/reproduce.py nope --dry-run      only prints the commands
     python results/reproduce.py nope --draw         only draws what out/ and results/ have
-    python results/reproduce.py nope --lr 2e-3,4e-3,8e-3     each model at its best rate
-    python results/reproduce.py claims              all claims, from out/ and results/
+    python results/reproduce.py nope --lr 2e-3,4e-3     each model at its best rate
+    python results/reproduce.py claims              all claims
 
 Other flags go to train.py, or to your own script: `--program own.py --mixer mine`.
 
