@@ -8,7 +8,7 @@ weight per channel and distance:
 It can sit at four points of a block, A to D; `canon="abcd"` is all four. Below, their widths:
 
     x - norm - [A] - q,k,v - [B] - attention - (+x) - norm - [C] - gate,up - [D] - act, down - (+)
-                D            3D                             D              16D/3
+                D            3D                             D                 16D/3
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 block, 7 model. Part II, not needed for Part I, puts linear recurrences in attention's place:
@@ -127,9 +127,9 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry: a Module class made by (width, config) whose forward(x,
+# A Canon layer of your own is one more entry: a class made by (width, config) whose forward(x,
 # state) keeps the shape, looks back only, and remembers in state[self]. Config's canon_type, on the
-# command line --canon-type, names it, and canon says where (example in results/README.md).
+# command line --canon-type, names it; canon says where it goes (example in results/README.md).
 CANONS = {"conv": Canon}
 
 
