@@ -421,7 +421,7 @@ def inside(folder):
         model = CanonGPT(Config(**run["model"]))
         model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
     except Exception as error:  # whatever damage there is
-        fail(f"--inside: {folder} is no run folder with a checkpoint: {' '.join(f'{error}'.split())}")
+        fail(f"--inside: {folder} has no sound checkpoint: {' '.join(f'{error}'.split())}")
     if not model.config.has_attention:
         fail(f"--inside: {folder} has no attention")
     documents = task.documents(np.random.default_rng(0), 100)
@@ -431,26 +431,25 @@ def inside(folder):
     words = [task.vocabulary[token] for token in tokens]
     asked = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
     names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in asked]
-    points = {"canon_a": "A", "mixer.canon": "B", "canon_c": "C", "mlp.canon": "D"}
-    canons = {f"{layer}{points[name]}": module.weight.abs().mean(1)
-              for layer, block in enumerate(model.blocks, 1)
-              for name, module in block.named_modules() if isinstance(module, Canon)}  # fmt: skip
+    canons = [m.weight.abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
 
-    heads = [(f"layer {layer}, head {head}", weights[asked])
-             for layer, maps in enumerate(watch.maps, 1) for head, weights in enumerate(maps, 1)]
-    columns = min(model.config.n_head, 1 + 40 // len(words))
+    heads, n_head = torch.cat(watch.maps)[:, asked], model.config.n_head
+    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
+    columns = min(n_head, 1 + 40 // len(words))
     rows = math.ceil(len(heads) / columns)
     heights = rows * (0.4 + 0.13 * len(asked)), 1.6
     figure = plt.figure(figsize=(WIDTH, 1 + sum(heights)), layout="constrained")
     figure.suptitle(f"Inside {folder.name}", x=0.01, ha="left", fontsize=13, weight="bold")
     top, bottom = figure.subfigures(2, 1, height_ratios=heights)
     axes = top.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axis, (title, weights) in zip(axes.flat, heads):
+    for n, (axis, weights) in enumerate(zip(axes.flat, heads)):
+        title = f"layer {layers[n // n_head]}, head {n % n_head + 1}"
         heat(axis, weights, title, names, words[:-1])
     if canons:
-        weights = torch.stack([*canons.values()], dim=1)
+        weights, points = torch.stack(canons, dim=1), model.config.canon.upper()
+        places = [f"{n}{point}" for n, _ in enumerate(model.blocks, 1) for point in points]
         distances = [f"w_{i}" for i in range(len(weights))]
-        heat(bottom.subplots(), weights, "Canon: mean |w_i|, layer and point", distances, canons)
+        heat(bottom.subplots(), weights, "Canon: mean |w_i|, layer and point", distances, places)
     return figure
 
 

@@ -1964,7 +1964,7 @@ def test_figures_show_the_numbers():
 
 def test_inside_shows_what_attention_computes(here, ends):
     """Each head's weights against softmax(q.k) by hand; the mean sizes of Canon's weights."""
-    flags = "--pos nope --canon ad --n-layer 2"
+    flags = "--pos nope --canon ad --n-layer 3 --mixer gla,attention,attention"
     train.main(tiny(f"{flags} --steps 1", "a"))
     _, task, config, _ = train.prepare(tiny(flags))
     model = CanonGPT(config)
@@ -1972,7 +1972,8 @@ def test_inside_shows_what_attention_computes(here, ends):
     tokens, mask = task.documents(default_rng(0), 100)[0]
     asked = [t for t in range(len(tokens) - 1) if mask[t + 1]][-12:]
     x, expected = model.embed(torch.tensor([tokens[:-1]])), []
-    for block in model.blocks:
+    x = model.blocks[0](x)
+    for block in model.blocks[1:]:
         qkv = block.mixer.qkv(block.canon_a(block.norm1(x)))
         q, k, _ = qkv.unflatten(-1, (3, config.n_head, -1)).unbind(2)  # (1, T, H, K)
         logits = torch.einsum("ithk,ishk->hts", q, k) * q.shape[-1] ** -0.5
@@ -1985,7 +1986,8 @@ def test_inside_shows_what_attention_computes(here, ends):
     for axis, values in zip(axes, expected, strict=True):
         assert np.allclose(axis.images[0].get_array(), values.detach(), atol=1e-6)
     labels = [label.get_text() for label in axes[-1].get_xticklabels()]
-    assert labels == ["1A", "1D", "2A", "2D"] and axes[2].get_title("left") == "layer 2, head 1"
+    assert labels == ["1A", "1D", "2A", "2D", "3A", "3D"]
+    assert axes[2].get_title("left") == "layer 3, head 1"
     plot.plt.close("all")
     plot.main(["--inside", "a", "--out", "figures"])
     assert Path("figures/a_inside.png").stat().st_size > 0
