@@ -19,6 +19,7 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import patch
 
 import matplotlib
 
@@ -27,7 +28,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from canon_gpt import Canon, CanonGPT, Config
 from tasks import NO_SHARES, make_task
@@ -398,19 +398,6 @@ def curve(runs, score):
 # ---- 4. Inside a model -----------------------------------------------------
 
 
-class Watch(TorchFunctionMode):
-    """Notes each attention's weights, (H, T, T): they are what it makes of one-hot values."""
-
-    maps = ()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is F.scaled_dot_product_attention:
-            q, k, _ = args
-            one_hot = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
-            self.maps += (function(q, k, one_hot, **kwargs)[0],)
-        return function(*args, **(kwargs or {}))
-
-
 @torch.no_grad()
 def inside(folder):
     """Where each head looks from the tokens before a document's last targets; and Canon's weights,
@@ -426,18 +413,25 @@ def inside(folder):
         fail(f"--inside: {folder} has no attention")
     documents = task.documents(np.random.default_rng(0), 100)
     tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 36))
-    with Watch() as watch:
+    maps, attend = [], F.scaled_dot_product_attention
+
+    def watched(q, k, v, **options):  # its weights are what it makes of one-hot values
+        one_hot = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
+        maps.append(attend(q, k, one_hot, **options)[0])  # (H, T, T)
+        return attend(q, k, v, **options)
+
+    with patch.object(F, "scaled_dot_product_attention", watched):
         model(torch.tensor([tokens[:-1]]))
     words = [task.vocabulary[token] for token in tokens]
-    asked = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
-    names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in asked]
+    before_targets = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
+    names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in before_targets]
     canons = [m.weight.abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
 
-    heads, n_head = torch.cat(watch.maps)[:, asked], model.config.n_head
+    heads, n_head = torch.cat(maps)[:, before_targets], model.config.n_head
     layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
     columns = min(n_head, 1 + 40 // len(words))
     rows = math.ceil(len(heads) / columns)
-    heights = rows * (0.4 + 0.13 * len(asked)), 1.6
+    heights = rows * (0.4 + 0.13 * len(names)), 1.6
     figure = plt.figure(figsize=(WIDTH, 1 + sum(heights)), layout="constrained")
     figure.suptitle(f"Inside {folder.name}", x=0.01, ha="left", fontsize=13, weight="bold")
     top, bottom = figure.subfigures(2, 1, height_ratios=heights)
@@ -446,18 +440,19 @@ def inside(folder):
         title = f"layer {layers[n // n_head]}, head {n % n_head + 1}"
         heat(axis, weights, title, names, words[:-1])
     if canons:
-        weights, points = torch.stack(canons, dim=1), model.config.canon.upper()
-        places = [f"{n}{point}" for n, _ in enumerate(model.blocks, 1) for point in points]
+        weights, letters = torch.stack(canons, dim=1), model.config.canon.upper()
+        places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]
         distances = [f"w_{i}" for i in range(len(weights))]
         heat(bottom.subplots(), weights, "Canon: mean |w_i|, layer and point", distances, places)
     return figure
 
 
-def heat(axis, values, title, rows, columns):
+def heat(axis, values, title, down, across):
     axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
     axis.set_title(title, fontsize=8, pad=3)
-    axis.set_yticks(range(len(rows)), rows, fontsize=7)
-    axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=90)
+    axis.set_yticks(range(len(down)), down, fontsize=7)
+    across = across if len(across) <= 80 else []  # more would overlap
+    axis.set_xticks(range(len(across)), across, fontsize=7, rotation=90)
 
 
 # ---- 5. The command line ---------------------------------------------------
@@ -482,8 +477,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         if args.inside:
-            for folder in filter(Path.is_dir, map(Path, args.runs)):
-                save(inside(folder), args.out / f"{folder.name}_inside")
+            for path in map(Path, args.runs):
+                if path.is_dir() or not path.exists():  # the rest of out/* are figures
+                    save(inside(path), args.out / f"{path.name}_inside")
             return
         runs = read_all(args.runs)
         if not runs:

@@ -1993,7 +1993,7 @@ def test_inside_shows_what_attention_computes(here, ends):
     assert Path("figures/a_inside.png").stat().st_size > 0
     train.main(tiny("--mixer gla --steps 1", "b"))
     Path("c").mkdir()
-    for folder in "bc":
+    for folder in "bcd":
         ends(["--inside", folder, "--out", "figures"], f"{folder} ", main=plot.main)
 
 

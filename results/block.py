@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-GREY, ORANGE = "#848d97", "#e8590c"
+GREY, ORANGE = "#848d97", "#e8590c"  # a little lighter than plot.py's, for dark pages
 
 
 def line(axis, *corners, colour=GREY, head=True):
@@ -21,13 +21,12 @@ def line(axis, *corners, colour=GREY, head=True):
         axis.annotate("", corners[-1], corners[-2], arrowprops=style)
 
 
-def box(axis, x, y, text, canon=False):
-    """A box with its left edge at x and a width to suit its text. Returns its right edge."""
-    width = 1.2 if "$" in text else 0.5 + 0.125 * len(text)
-    colour, fill, ink = (ORANGE, ORANGE, "white") if canon else (GREY, "none", GREY)
-    axis.add_patch(plt.Rectangle((x, y - 0.3), width, 0.6, lw=1.5, ec=colour, fc=fill))
-    style = dict(ha="center", va="center", fontsize=11, weight="bold" if canon else "normal")
-    axis.text(x + width / 2, y, text, color=ink, **style)
+def box(axis, x, y, text):
+    """A box with its left edge at x; A to D are orange. Returns its right edge."""
+    width = 1.2 if text.startswith("$") else 0.5 + 0.125 * len(text)  # formulas look shorter
+    edge, fill, ink = (ORANGE, ORANGE, "white") if text in "ABCD" else (GREY, "none", GREY)
+    axis.add_patch(plt.Rectangle((x, y - 0.3), width, 0.6, lw=1.5, ec=edge, fc=fill))
+    axis.text(x + width / 2, y, text, color=ink, ha="center", va="center", fontsize=11)
     return x + width
 
 
@@ -46,13 +45,13 @@ def canon_layer(axis, y):
 
 
 def sublayer(axis, y, name, *steps):
-    """x plus what comes of it: `steps`, of which single letters are Canon layers."""
+    """x, plus what the steps make of it."""
     axis.text(0.5, y + 0.72, name, color=GREY, fontsize=11, style="italic")
     axis.text(0, y, "$x$", color=GREY, fontsize=13, ha="center", va="center")
     x = 0.2
     for step in steps:
         line(axis, (x, y), (x + 0.5, y))
-        x = box(axis, x + 0.5, y, step, canon=len(step) == 1)
+        x = box(axis, x + 0.5, y, step)
     line(axis, (x, y), (12, y))
     line(axis, (0.4, y), (0.4, y + 0.6), (12.2, y + 0.6), (12.2, y + 0.2))
     axis.add_patch(plt.Circle((12.2, y), 0.2, ec=GREY, fc="none", lw=1.5))
