@@ -187,7 +187,9 @@ def is_share(score, value):
 
 
 def score_text(score, value):
-    return percent(value) if is_share(score, value) else f"{value:.3g}"
+    if is_share(score, value):
+        return percent(value)
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def percent(share):

@@ -2319,7 +2319,7 @@ def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
     assert_close(streamed(model, tokens, (5, 1, 10))[0], model(tokens)[0])
 
 
-SHOWN = (("copy", "nano"), ("copy", "small"), ("tasks", "nano"), ("mlp", "nano"),
+SHOWN = (("copy", "nano"), ("copy", "small"), ("depth", "nano"), ("tasks", "nano"), ("mlp", "nano"),
          ("capacity", "nano"))  # fmt: skip
 
 
