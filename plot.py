@@ -26,11 +26,6 @@ import matplotlib
 matplotlib.use("Agg")  # files only, no windows
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
-import torch.nn.functional as F
-
-from canon_gpt import Canon, CanonGPT, Config
-from tasks import NO_SHARES, make_task
 
 # ---- 1. Reading runs -------------------------------------------------------
 #
@@ -178,7 +173,7 @@ def phrase(field, value):
 
 
 # Scores that are no shares. A score may have its task before it: "capo: bits/param".
-NUMBERS = (*NO_SHARES, "hops mastered")
+NUMBERS = ("KL", "bits", "bits/param", "hops mastered")
 
 
 def is_share(score, value):
@@ -400,10 +395,15 @@ def curve(runs, score):
 # ---- 4. Inside a model -----------------------------------------------------
 
 
-@torch.no_grad()
 def inside(folder):
     """Where each head looks from the tokens before a document's last targets; and Canon's weights,
     the mean of |w_i| over channels, for each layer, point and distance i."""
+    import torch  # seconds that other figures need not wait for
+    import torch.nn.functional as F
+
+    from canon_gpt import Canon, CanonGPT, Config
+    from tasks import make_task
+
     try:
         run = json.loads((folder / "config.json").read_text())
         task = make_task(preset=run["preset"], **run["task"])
@@ -419,15 +419,16 @@ def inside(folder):
 
     def watched(q, k, v, **options):  # its weights are what it makes of one-hot values
         one_hot = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
-        maps.append(attend(q, k, one_hot, **options)[0])  # (H, T, T)
-        return attend(q, k, v, **options)
+        weights = attend(q, k, one_hot, **options)
+        maps.append(weights[0])  # (H, T, T)
+        return weights @ v
 
-    with patch.object(F, "scaled_dot_product_attention", watched):
+    with torch.no_grad(), patch.object(F, "scaled_dot_product_attention", watched):
         model(torch.tensor([tokens[:-1]]))
     words = [task.vocabulary[token] for token in tokens]
     before_targets = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
     names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in before_targets]
-    canons = [m.weight.abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
+    canons = [m.weight.detach().abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
 
     heads, n_head = torch.cat(maps)[:, before_targets], model.config.n_head
     layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]

@@ -4,8 +4,8 @@ Trains in out/ what a comparison lacks, draws it, and says which claims hold. Af
 command goes on.
 
     python results/reproduce.py --list              the comparisons, with hours
-    python results/reproduce.py nope --dry-run      only prints the commands
-    python results/reproduce.py nope --draw         only draws what out/ and results/ have
+    python results/reproduce.py nope --dry-run      prints the commands
+    python results/reproduce.py nope --draw         draws what out/ and results/ have
     python results/reproduce.py nope --lr 2e-3,4e-3     each model at its best rate
     python results/reproduce.py claims              all claims
 
@@ -185,7 +185,8 @@ group(
 group(
     "capacity", 4, ["capo"],
     with_canon({"narrow": "--d-model {half}", "usual": "", "wide": "--d-model {double}"}),
-    (plot.bars, ["bits/param"], "Bits a parameter in a narrow model: {narrow}; with Canon {narrow + Canon}"),
+    (plot.bars, ["bits/param"],
+     "Bits a parameter in a narrow model: {narrow}; with Canon {narrow + Canon}"),
     ("R2*", "Canon adds capacity", "10-15%", "bits/param", "narrow + Canon > narrow"),
 )
 # fmt: on
