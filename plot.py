@@ -15,7 +15,6 @@ Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 inside a model;
 import argparse
 import json
 import math
-import re
 import sys
 import textwrap
 from pathlib import Path
@@ -32,8 +31,6 @@ import numpy as np
 # A run is its config.json and two more: `evals`, [{"step": .., "eval": {score: value}}, ..], and
 # `seconds`, None while it trains.
 
-NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,99}")  # it may become the name of a file
-
 
 def read_run(folder):
     """The run in this folder; FileNotFoundError if it has no log yet."""
@@ -44,21 +41,6 @@ def read_run(folder):
     run["evals"] = [{"step": step, "eval": scores} for step, scores in evals.items()]
     run["seconds"] = next((line["seconds"] for line in log if "final" in line), None)
     return run
-
-
-def check_run(run):
-    """Raises some error if no figure can be made of this."""
-    rank(run["model"]), settings([run]), guess(run["task"])
-    names = run["run"], run["preset"], run["task"]["name"], run["device"], run["dtype"]
-    numbers = [run["seed"], run["seconds"] or 0]
-    for point in run["evals"]:
-        numbers += [point["step"], *point["eval"].values()]
-    if not (all(map(NAME.fullmatch, names)) and all(map(is_number, numbers))):
-        raise ValueError
-
-
-def is_number(value):
-    return type(value) in (int, float) and abs(value) < 1e15  # so not NaN
 
 
 def read_all(paths):
@@ -72,9 +54,9 @@ def read_all(paths):
             continue  # figures
         try:
             found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
-            for run in found:
-                check_run(run)
-            runs += [run for run in found if run["evals"] and run not in runs]
+            found = [run for run in found if run["evals"] and run not in runs]
+            table(models(found))  # fails if anything is missing or no number
+            runs += found
         except FileNotFoundError:
             continue  # a run that has not begun to log
         except Exception:  # whatever damage there is
@@ -138,7 +120,7 @@ def models(runs):
         extra = [recipe.get(field) for field in differ]
         label = ", ".join([model_label(run["model"]), *map(phrase, differ, extra)])
         groups.setdefault(label, {})[run["seed"]] = run
-        ranks[label] = rank(run["model"]), [value for value in extra if is_number(value)]
+        ranks[label] = rank(run["model"]), [x for x in extra if type(x) in (int, float)]
     found = {}
     for label in sorted(groups, key=ranks.get):
         runs = [groups[label][seed] for seed in sorted(groups[label])]

@@ -898,8 +898,12 @@ def printed(task, tokens, mask):
 
 
 def main(arguments):
-    require(len(arguments) in (1, 2), "arguments", arguments, "wanted: TASK [PRESET]")
-    task = make_task(*arguments)
+    try:
+        require(len(arguments) in (1, 2), "arguments", arguments, "wanted: TASK [PRESET]")
+        task = make_task(*arguments)
+    except ValueError as error:
+        print(f"tasks.py: {error}", file=sys.stderr)
+        raise SystemExit(2)
     _, *settings = (f"{field} = {value}" for field, value in task.settings.items())
     print(f"{task.name}: {', '.join(settings)}; {task.vocab_size} tokens\n")
     [document] = task.documents(np.random.default_rng(0), 1)
@@ -908,8 +912,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ValueError as error:
-        print(f"tasks.py: {error}", file=sys.stderr)
-        raise SystemExit(2)
+    main(sys.argv[1:])
