@@ -174,7 +174,7 @@ def test_convolution_gradcheck(name, residual, with_tail):
     shapes = ((2, 5, 4), (4, 4)) + ((2, 3, 4),) * with_tail
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     conv = lambda x, w, *tail: getattr(kernels, name)(x, w, residual, *tail)
-    assert torch.autograd.gradcheck(conv, inputs)
+    assert torch.autograd.gradcheck(conv, inputs) and torch.autograd.gradgradcheck(conv, inputs)
 
 
 @parametrize("name", ("causal_conv_reference", "causal_conv"))
@@ -192,8 +192,9 @@ def test_convolution_streams(name):
 def test_operators_are_registered_properly():
     for kernel, residual in ((4, True), (3, False)):
         x, weight, dy = conv_inputs(2, 5, 8, kernel)
-        torch.library.opcheck(kernels.forward_op, (x, weight, residual))
-        torch.library.opcheck(kernels.backward_op, (dy, x, weight, residual))
+        for weight in (weight, weight.t().contiguous().t()):  # as a Conv1d's would come
+            torch.library.opcheck(kernels.forward_op, (x, weight, residual))
+            torch.library.opcheck(kernels.backward_op, (dy, x, weight, residual))
 
 
 @parametrize("name", ALL)
@@ -223,6 +224,15 @@ def test_forward_mode_is_refused(name):
         getattr(kernels, name)(x, weight)
 
 
+@needs_triton
+def test_triton_refuses_second_derivatives():
+    x, weight, _ = (u.requires_grad_() for u in conv_inputs(2, 5, 4))
+    y = kernels.causal_conv_triton(x, weight)
+    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="autograd formula"):
+        torch.autograd.grad(dx.sum(), weight)
+
+
 @pytest.mark.skipif(not CUDA, reason="no GPU")
 def test_convolution_beyond_2_to_the_31():
     """Of a tensor with more numbers than 32 bits count, the last rows."""
@@ -246,7 +256,8 @@ def test_convolution_of_nothing():
 
 def test_convolution_refuses_what_does_not_fit():
     x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
-    for x, weight, tail in ((x[0], weight, None), (x, weight[:, :2], None), (x, weight, x)):
+    for x, weight, tail in ((x[0], weight, None), (x, weight[:, :2], None), (x, weight, x),
+                            (x.int(), weight, None)):  # fmt: skip
         with pytest.raises(ValueError):
             kernels.causal_conv(x, weight, tail=tail)
 
@@ -256,8 +267,8 @@ def test_kernels_py_checks(monkeypatch, capsys):
     table = capsys.readouterr().out
     assert "definition" in table and "PyTorch" in table and "e-0" in table
     wrong = lambda x, w, residual: kernels.causal_conv(x, w * 1.001, residual)
-    with pytest.raises(SystemExit, match="wrong, torch.float32: relative error"):
-        kernels.check({"wrong": wrong}, DEVICE, [torch.float32])
+    with pytest.raises(SystemExit, match="wrong, float32: relative error"):
+        kernels.check({"wrong": wrong}, DEVICE, ["float32"])
 
 
 # ---- 2. canon_gpt.py: Part I -----------------------------------------------
@@ -1812,7 +1823,7 @@ def made_run(*evals, seed=0, final=True, dtype="float32", lr=0.01, **model):
               for i, scores in enumerate(evals, 1)]  # fmt: skip
     return {"run": "r", "task": {"name": "depo1", "N": 6}, "training": {"lr": lr}, "dtype": dtype,
             "model": vars(Config(vocab_size=9, block_size=9, **model)), "preset": "nano",
-            "seed": seed, "device": "cpu", "evals": points,
+            "seed": seed, "evals": points,
             "seconds": 3.0 if final else None}  # fmt: skip
 
 
@@ -1950,12 +1961,6 @@ def test_inside_shows_what_attention_computes(here, ends):
     Path("c").mkdir()
     for folder in "bcd":
         ends(["--inside", folder, "--out", "figures"], f"{folder} ", main=plot.main)
-
-
-def test_numbers_in_print():
-    shares = {0.125: "13%", 0.145: "15%", 0.0049: "0%", 0.995: "100%", 1: "100%", 2.5: "2.5"}
-    assert {share: plot.score_text("k=1", share) for share in shares} == shares
-    assert plot.score_text("KL", 0.1251) == plot.score_text("capo: bits/param", 0.125) == "0.125"
 
 
 # ---- 6. results/reproduce.py -----------------------------------------------

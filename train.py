@@ -419,7 +419,9 @@ def train(args, task, config, training, command, stack):
     stop = stack.enter_context(stop_requests())
     batches = iter(DataLoader(stream, batch_size=None, sampler=steps, num_workers=workers,
                               worker_init_fn=ignore_signals, pin_memory=device == "cuda"))
-    bar = stack.enter_context(tqdm(total=steps.stop, initial=done, mininterval=1, disable=RANK > 0))
+    bar = tqdm(desc="compiling" * args.compile, total=steps.stop, initial=done, mininterval=1,
+               disable=RANK > 0)  # fmt: skip
+    stack.enter_context(bar)
     logged, waited, last_time = done, 0.0, time.perf_counter()
     began = last_time - seconds
     if not args.resume:
@@ -431,7 +433,7 @@ def train(args, task, config, training, command, stack):
         parts = zip(*(tensor.to(device, non_blocking=True) for tensor in batch))
         lr = learning_rate(step, training)
         loss, norm = train_step(forward, optimizer, parts, lr, autocast)
-        done = step + 1
+        done, bar.desc = step + 1, ""  # the first step compiles
         bar.update()
 
         # Log, score, save now and then: to read a number is to wait for the GPU
