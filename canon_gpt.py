@@ -127,9 +127,9 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry: a class made by (width, config) whose forward(x,
-# state) keeps the shape, looks back only, and remembers in state[self]. Config's canon_type, on the
-# command line --canon-type, names it; canon says where it goes (example in results/README.md).
+# A Canon layer of your own is one more entry, for --canon-type: a class made by (width, config)
+# whose forward(x, state) keeps the shape, looks back only, and remembers in state[self] (example in
+# results/README.md).
 CANONS = {"conv": Canon}
 
 
@@ -141,8 +141,8 @@ def canon_at(point, width, config):
 # ---- 3. Positions ----------------------------------------------------------
 #
 # Without positions ("nope"), attention sees a set of earlier tokens, not a sequence. Rotary
-# ("rope") turns each pair of dims of q and k by an angle that grows with the position, so that of
-# positions q_i . k_j depends only on i - j; "rope4" turns the first quarter of each head's dims.
+# ("rope") turns each pair of dims of q and k by an angle that grows with the position, so that
+# positions enter q_i . k_j only as i - j; "rope4" turns the first quarter of each head's dims.
 # ALiBi and H-ALiBi change the logits by the distance instead.
 
 POSITIONS = ("rope", "rope4", "nope", "alibi", "halibi")
@@ -212,8 +212,8 @@ class Attention(nn.Module):
         # exercise 5
         B, T, D = x.shape
         # Canon-B before rotary: Canon mixes what tokens say, rotary then marks where they stand.
-        # After it, q_i . k_j would depend on more than i - j: Canon's weights differ between the
-        # two channels of a pair, and scaling them apart does not commute with turning them.
+        # After it, positions would enter as more than i - j: Canon's weights differ between the
+        # two channels of a pair.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
         cached = None if state is None else state.get(self)
@@ -305,6 +305,8 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer](config)  # with Canon-B inside
+        if "b" in config.canon and not hasattr(self.mixer, "canon"):
+            raise ValueError(f"canon = {config.canon!r}: mixer {mixer} has no Canon-B")
         self.mlp = None
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)

@@ -135,8 +135,8 @@ def causal_conv_pytorch(x, weight, residual=True):
 
 # ---- 3. The Triton kernels: what runs on CUDA ------------------------------
 #
-# Step 1, a naive kernel (not kept). A program computes a tile of y: ROWS tokens by COLS channels. It needs
-# the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back:
+# Step 1, a naive kernel (not kept). A program computes a tile of y: ROWS tokens by COLS channels.
+# It needs the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back:
 #
 #              <- COLS ->                 lag 0     lag 1     lag 2     lag 3
 #     t-3      . . . . . .                                             +-----+

@@ -212,7 +212,7 @@ def markdown(rows):
 # ---- 3. Figures ------------------------------------------------------------
 #
 # Each takes {label: runs}, the scores to show, and a title that says what was found. A thick line
-# or a bar is the mean over seeds, a thin line or a dot one seed. Grey is attention without Canon;
+# or a bar is the median over seeds, a thin line or a dot one seed. Grey is attention without Canon;
 # each mixer has a hue, paler the fewer convolutions a block has. Solid is RoPE, dashed NoPE.
 
 GREY, FAINT = "#808080", "#555555"
@@ -304,10 +304,10 @@ def bars(groups, scores=None, title=None):
         for place, (label, runs) in enumerate(groups.items()):
             values = last_scores(runs, score)
             if values:
-                mean, dots = np.mean(values), factor * np.array(values)
-                axis.barh(place, factor * mean, color=styles[label][0], height=0.72)
+                middle, dots = np.median(values), factor * np.array(values)
+                axis.barh(place, factor * middle, color=styles[label][0], height=0.72)
                 axis.plot(dots, [place] * len(dots), "wo", mec="#333333", ms=3.5, clip_on=False)
-                axis.text(1.03, place, score_text(score, mean), transform=beside, va="center")
+                axis.text(1.03, place, score_text(score, middle), transform=beside, va="center")
         if chance:
             axis.axvline(factor * chance, color=FAINT, ls=":", lw=1)
             axis.text(factor * chance, 1.01, "chance", transform=above, fontsize=8, color=FAINT)
@@ -367,11 +367,11 @@ def guess(task):
 
 
 def curve(runs, score):
-    """steps, values: the mean over the runs, as far as all have come."""
+    """steps, values: the median of the runs, as far as all have come."""
     lines = [{e["step"]: e["eval"][score] for e in run["evals"] if score in e["eval"]}
              for run in runs if last_scores([run], score)]  # fmt: skip
     steps = sorted(set.intersection(*map(set, lines))) if lines else []
-    return steps, np.array([np.mean([line[step] for line in lines]) for step in steps])
+    return steps, np.array([np.median([line[step] for line in lines]) for step in steps])
 
 
 # ---- 4. Inside a model -----------------------------------------------------
