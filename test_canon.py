@@ -1,7 +1,7 @@
 """The tests:   python -m pytest
 
 By file, from the inside out. Fast code is compared with slow code that is obviously right, written
-here again from the definitions; properties are tried on random shapes.
+here from the definitions; properties are tried on random shapes.
 """
 
 # ruff: noqa: E402, E731
@@ -2260,7 +2260,7 @@ OWN = (("--mixer retention", "retention + Canon-ABCD"), ("--canon-type gated", "
 @patch.dict(CANONS)
 @patch.dict(tasks.TASKS)
 def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
-    """Word for word, by one dictionary entry each; and they stream."""
+    """Word for word, by one dictionary entry each; they stream."""
     code, (flags, label) = python_blocks("results/README.md")[number], OWN[number]
     assert code.count("\n") <= 25
     if "--task" not in flags:
