@@ -5,7 +5,7 @@ Draws a figure for each task and preset, and prints every seed's last scores as 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png
     python plot.py out/* --save runs.json    also packs configurations and scores into one file
     python plot.py runs.json                 draws the same from that file
-    python plot.py --inside out/*            draws where each run's attention looks
+    python plot.py --inside out/*            draws where each run's sharpest heads look
 
 results/reproduce.py draws with the same functions.
 
@@ -252,6 +252,7 @@ def name_ends(axis, ends):
     apart, and a thin line leads to each."""
     low, high = axis.get_ylim()
     places = spread([(y - low) / (high - low) for _, y, *_ in ends], gap=0.075)
+    places += max(0, 0.04 - min(places))  # not over the axis
     for (x, y, name, colour), place in zip(ends, places):
         axis.annotate(
             name, (x, y), (12, place), textcoords=("offset points", "axes fraction"), zorder=9,
@@ -336,11 +337,11 @@ def make_panels(groups, scores, most, height, title):
 
 
 def settings(runs):
-    """What all have in common: 'task depo1, preset nano, N 5, K 2, layers 3, seeds 0, 1, 2'"""
+    """What all have in common: 'task depo1, preset nano, N 5, K 2, medians of seeds 0, 1, 2'"""
     facts = ("task.name", "preset", "task.N", "task.K", "task.L", "model.n_layer", "model.d_model")
     first, *others = map(recipe_of, runs)
     same = [f for f in facts if f in first and all(other.get(f) == first[f] for other in others)]
-    return ", ".join([*(phrase(f, first[f]) for f in same), f"seeds {seeds_text(runs)}"])
+    return ", ".join([*(phrase(f, first[f]) for f in same), f"medians of seeds {seeds_text(runs)}"])
 
 
 def heading(score):
@@ -378,8 +379,8 @@ def curve(runs, score):
 
 
 def inside(folder):
-    """Where each head looks from the tokens before a document's last targets; and Canon's weights,
-    the mean of |w_i| over channels, for each layer, point and distance i."""
+    """Where the six sharpest heads look from the tokens before a document's last targets; and
+    Canon's weights, the mean of |w_i| over channels, for each layer, point and distance i."""
     import torch  # seconds that other figures need not wait for
     import torch.nn.functional as F
 
@@ -414,16 +415,18 @@ def inside(folder):
 
     heads, n_head = torch.cat(maps)[:, before_targets], model.config.n_head
     layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
-    columns = min(n_head, 1 + 40 // len(words))
-    rows = math.ceil(len(heads) / columns)
+    sharpness = heads.amax(2).mean(1)  # a head's largest weight, the mean over rows
+    sharpest = sorted(sharpness.argsort(descending=True)[:6].tolist())
+    rows = math.ceil(len(sharpest) / 2)
     heights = rows * (0.4 + 0.13 * len(names)), 1.6
     figure = plt.figure(figsize=(WIDTH, 1 + sum(heights)), layout="constrained")
-    figure.suptitle(f"Inside {folder.name}", x=0.01, ha="left", fontsize=13, weight="bold")
+    title = f"{folder.name}: where the sharpest {len(sharpest)} of {len(heads)} heads look"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold")
     top, bottom = figure.subfigures(2, 1, height_ratios=heights)
-    axes = top.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for n, (axis, weights) in enumerate(zip(axes.flat, heads)):
+    axes = top.subplots(rows, min(2, len(sharpest)), sharex=True, sharey=True, squeeze=False)
+    for axis, n in zip(axes.flat, sharpest):
         title = f"layer {layers[n // n_head]}, head {n % n_head + 1}"
-        heat(axis, weights, title, names, words[:-1])
+        heat(axis, heads[n], title, names, words[:-1])
     if canons:
         weights, letters = torch.stack(canons, dim=1), model.config.canon.upper()
         places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]

@@ -1753,12 +1753,6 @@ def test_a_run_without_a_checkpoint_has_not_begun(here):
     assert logged("run")[-1]["final"] and not Path("run/ckpt.pt.new").exists()
 
 
-@parametrize("out", ("file/run", 300 * "x"))
-def test_a_folder_that_cannot_be_made(out, ends):
-    Path("file").write_text("mine")
-    ends(tiny("--steps 5", out), out, status=1)
-
-
 def test_damaged_checkpoints_are_refused(ends):
     train.main(tiny("--steps 2"))
     good, path = checkpoint("run"), Path("run/ckpt.pt")
@@ -1923,8 +1917,8 @@ def test_figures_show_the_numbers():
 
 
 def test_inside_shows_what_attention_computes(here, ends):
-    """Each head's weights against softmax(q.k) by hand; the mean sizes of Canon's weights."""
-    flags = "--pos nope --canon ad --n-layer 4 --mixer gla,attention"
+    """The sharpest heads' softmax(q.k), by hand; the mean sizes of Canon's weights."""
+    flags = "--pos nope --canon ad --n-layer 4 --n-head 4 --mixer gla,attention"
     train.main(tiny(f"{flags} --steps 1", "a"))
     _, task, config, _ = train.prepare(tiny(flags))
     model = CanonGPT(config)
@@ -1942,6 +1936,8 @@ def test_inside_shows_what_attention_computes(here, ends):
         later = torch.ones_like(logits[0], dtype=torch.bool).triu(1)
         expected += logits.masked_fill(later, -math.inf).softmax(-1)[:, asked]
         x = block(x)
+    worst, next_to, *_ = sorted(expected, key=lambda w: w.max(dim=1).values.sum())
+    expected = [w for w in expected if w is not worst and w is not next_to]
     canons = [canon.weight for block in model.blocks for canon in (block.canon_a, block.mlp.canon)]
     expected.append(torch.stack([weight.abs().mean(1) for weight in canons], dim=1))
     axes = plot.inside(Path("a")).axes
@@ -1949,7 +1945,7 @@ def test_inside_shows_what_attention_computes(here, ends):
         assert np.allclose(axis.images[0].get_array(), values.detach(), atol=1e-6)
     labels = [label.get_text() for label in axes[-1].get_xticklabels()]
     assert labels == ["1A", "1D", "2A", "2D", "3A", "3D", "4A", "4D"]
-    assert axes[2].get_title("left") == "layer 4, head 1"
+    assert axes[5].get_title("left").startswith("layer 4, head ")
     plot.plt.close("all")
     plot.main(["--inside", "a", "--out", "figures"])
     assert Path("figures/a_inside.png").stat().st_size > 0
@@ -2275,8 +2271,8 @@ def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
     assert_close(streamed(model, tokens, (5, 1, 10))[0], model(tokens)[0])
 
 
-SHOWN = (("copy", "nano"), ("copy", "small"), ("depth", "nano"), ("tasks", "nano"), ("mlp", "nano"),
-         ("capacity", "nano"))  # fmt: skip
+SHOWN = (("copy", "nano"), ("copy", "small"), ("depth", "nano"), ("fewer", "nano"),
+         ("tasks", "nano"), ("mlp", "nano"))  # fmt: skip
 
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
@@ -2284,9 +2280,7 @@ def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
     for name, preset in SHOWN:
         with pytest.raises(SystemExit, match="0|False"):
             reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])
-    depo1 = plot.models(plot.read_all([HERE / "results/depo1/runs.json"]))
-    printed = capsys.readouterr().out + plot.table(depo1)
-    rows = [line for line in printed.splitlines() if line.startswith("| ")]
-    assert len(rows) > 40 and [row for row in rows if row not in text] == []
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) > 30 and [row for row in rows if row not in text] == []
     reproduce.main(["claims", "--out", "x"])
     assert Path("x/claims.md").read_text() == (HERE / "results/claims.md").read_text()

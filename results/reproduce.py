@@ -90,13 +90,17 @@ group(
     {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
      "NoPE, twice the steps": "--pos nope --steps {twice}"},
     (plot.curves, ["k="],
-     "{score}: RoPE {RoPE}, + Canon {RoPE + Canon}; NoPE {NoPE}, + Canon {NoPE + Canon}"),
+     "{score} with Canon: {NoPE + Canon} (NoPE), {RoPE + Canon} (RoPE); without: {NoPE}, {RoPE}"),
     ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
     ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon > 2 x RoPE"),
     ("R2", "Canon masters one hop sooner", "", "steps to k=1", "RoPE + Canon sooner than RoPE"),
     ("R2", "Canon masters two hops sooner", "", "steps to k=2", "RoPE + Canon sooner than RoPE"),
     ("R2", "Twice the steps do not make up for Canon", "0%; 94% (k=8)", "answers",
      "RoPE + Canon > RoPE, twice the steps; NoPE + Canon > NoPE, twice the steps"),
+)
+group(
+    "fewer", 20, ["depo0"], {"RoPE, K=1": "--K 1", "RoPE, K=2": "--K 2", **PAIRS},
+    (plot.bars, ["k="], "Without Canon, one hop comes if no other is asked for (K=1)"),
 )
 group(
     "nope", 20, ["depo0"],
@@ -174,17 +178,10 @@ group(
       for task, paper in dict(
           depo2="30% to 99% (k=16)", brevo1="27.5% to 58.8%", brevo2="81.4% to 87.8%",
           lano="79.1% to 86.7%", capo="10-15%", mano="41.6% to 83.0%").items()),
-    *(("R2*", f"Canon does no harm on {task}", "", score, "RoPE + Canon >~ RoPE")
-      for task, score in SUITE.items()),
+    *(("R2*", f"Canon does no harm on {task}", "", SUITE[task], "RoPE + Canon >~ RoPE")
+      for task in ("depo0", "depo1", "brevo1", "brevo2")),
     *(("R3*", f"Canon lifts NoPE on {task}", "", score, "NoPE + Canon > NoPE")
       for task, score in SUITE.items()),
-)
-group(
-    "capacity", 4, ["capo"],
-    with_canon({"narrow": "--d-model {half}", "usual": ""}),
-    (plot.bars, ["bits/param"],
-     "Bits a parameter in a narrow model: {narrow}; with Canon {narrow + Canon}"),
-    ("R2*", "Canon adds capacity", "10-15%", "bits/param", "narrow + Canon > narrow"),
 )
 # fmt: on
 
