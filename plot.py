@@ -248,16 +248,14 @@ def spread(heights, gap):
 
 
 def name_ends(axis, ends):
-    """Name lines where they end: ends = [(x, y, name, colour)]. Names that would overlap are pushed
+    """Name lines at the right: ends = [(x, y, name, colour)]. Names that would overlap are pushed
     apart, and a thin line leads to each."""
     low, high = axis.get_ylim()
     places = spread([(y - low) / (high - low) for _, y, *_ in ends], gap=0.075)
-    places += max(0, 0.04 - min(places))  # not over the axis
     for (x, y, name, colour), place in zip(ends, places):
         axis.annotate(
-            name, (x, y), (12, place), textcoords=("offset points", "axes fraction"), zorder=9,
-            color=colour, va="center", annotation_clip=False,
-            bbox=dict(facecolor="white", edgecolor="none", alpha=0.8, pad=1),
+            name, (x, y), (1.04, place), textcoords="axes fraction", color=colour, va="center",
+            zorder=9, annotation_clip=False,
             arrowprops=dict(arrowstyle="-", color=colour, lw=0.7, relpos=(0, 0.5)),
         )  # fmt: skip
 
