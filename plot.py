@@ -154,7 +154,8 @@ def phrase(field, value):
     return f"{words.get(field, field)} {value}"
 
 
-# Scores that are no shares. A score may have its task before it: "capo: bits/param".
+# tasks.NO_SHARES (importing it would import PyTorch), and a score of reproduce.py's. A score may
+# have its task before it: "capo: bits/param".
 NUMBERS = ("KL", "bits", "bits/param", "hops mastered")
 
 
@@ -335,12 +336,13 @@ def make_panels(groups, scores, most, height, title):
 
 
 def settings(runs):
-    """What all have in common: 'task depo1, preset nano, N 5, K 2, medians of up to 3 seeds'"""
+    """What all have in common: 'task depo1, preset nano, N 5, K 2, seed 0'"""
     facts = ("task.name", "preset", "task.N", "task.K", "task.L", "model.n_layer", "model.d_model")
     first, *others = map(recipe_of, runs)
     seeds = len({run["seed"] for run in runs})
+    shown = f"medians of up to {seeds} seeds" if seeds > 1 else f"seed {runs[0]['seed']}"
     same = [f for f in facts if f in first and all(other.get(f) == first[f] for other in others)]
-    return ", ".join([*(phrase(f, first[f]) for f in same), f"medians of up to {seeds} seeds"])
+    return ", ".join([*(phrase(f, first[f]) for f in same), shown])
 
 
 def heading(score):
