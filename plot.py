@@ -4,10 +4,7 @@ Draws a figure for each task and preset, and prints every seed's last scores as 
 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png
     python plot.py out/* --save runs.json    also packs configurations and scores into one file
-    python plot.py runs.json                 draws the same from that file
     python plot.py --inside out/*            draws where each run's sharpest heads look
-
-results/reproduce.py draws with the same functions.
 
 Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 inside a model; 5 the command line.
 """
@@ -25,6 +22,11 @@ import matplotlib
 matplotlib.use("Agg")  # files only, no windows
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+import torch.nn.functional as F
+
+from canon_gpt import Canon, CanonGPT, Config
+from tasks import is_share, make_task, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
 #
@@ -44,8 +46,7 @@ def read_run(folder):
 
 
 def read_all(paths):
-    """The runs with scores in folders and packed files. Damage is named on stderr, and ends the
-    program if there is nothing else."""
+    """The runs with scores in folders and packed files. Damaged ones are named on stderr."""
     runs, damaged = [], False
     for path in map(Path, paths):
         if not path.exists():
@@ -61,7 +62,7 @@ def read_all(paths):
             continue  # a run that has not begun to log
         except Exception:  # whatever damage there is
             damaged = True
-            tell(f"{path} is neither a folder that train.py wrote nor a file that --save wrote")
+            tell(f"{path} is damaged, or none of train.py's folders or --save's files")
     if damaged and not runs:
         sys.exit(2)
     return runs
@@ -84,22 +85,21 @@ POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALi
 
 
 def model_label(model):
-    """As in the paper: RoPE + Canon-ABCD; GDN + Canon-AbCD, where b is the mixer's own convolution;
-    (no-res), (act), (cst) for Canon's variants. Your own goes by its name in MIXERS or CANONS."""
-    mixers, canon, conv = model["mixer"].split(","), model["canon"], model["short_conv"]
+    """As in the paper: RoPE + Canon-ABCD (no-res); GDN + Canon-AbCD, where b is the mixer's own
+    convolution; without Canon it is GDN (conv)."""
+    canon, conv, kernel = model["canon"], model["short_conv"], model["canon_kernel"]
     positions = POSITIONS.get(model["pos"], model["pos"])
     own = "" if model["pos"] == "nope" else f"-{positions}"
-    name = "/".join(positions if m == "attention" else MIXERS.get(m, m + own) for m in mixers)
-    if not canon:
-        usual = bool({"mamba2", "gdn"} & set(mixers))
-        return name if conv == usual else f"{name} (conv)" if conv else f"{name} (no conv)"
-    b, kind, kernel = conv and "b" not in canon, model.get("canon_type"), model["canon_kernel"]
+    label = "/".join(positions if mixer == "attention" else MIXERS.get(mixer, mixer + own)
+                     for mixer in model["mixer"].split(","))  # fmt: skip
+    if canon:
+        letters = canon.upper() + "b" * (conv and "b" not in canon)
+        kind = {"conv": "Canon"}.get(model["canon_type"], model["canon_type"])
+        label += f" + {kind}-{''.join(sorted(letters, key=str.lower))}"
     variants = {"no-res": not model["canon_residual"], "act": model["canon_silu"],
                 "cst": model["canon_frozen"], f"K={kernel}": kernel != 4,
-                "conv": conv and not b}  # fmt: skip
+                "conv": conv and (not canon or "b" in canon)}  # fmt: skip
     variants = ", ".join(variant for variant, on in variants.items() if on)
-    letters = "".join(sorted(canon.upper() + "b" * b, key=str.lower))
-    label = f"{name} + {'Canon' if kind in ('conv', None) else kind}-{letters}"
     return f"{label} ({variants})" if variants else label
 
 
@@ -108,24 +108,19 @@ canon_frozen vocab_size block_size""".split()  # the last two follow from the ta
 
 
 def models(runs):
-    """{label: its runs}, in the order of `rank`. A label names the model and all else that differs
-    among the runs but the seed, so that no two recipes are averaged. Of two runs with one recipe
-    and seed the later counts."""
+    """{label: its runs, by seed}. A label names the model, and all else that differs among the runs
+    but the seed. Of two runs with one recipe and seed the later counts."""
     recipes = [recipe_of(run) for run in runs]
     fields = dict.fromkeys(field for recipe in recipes for field in recipe)
     differ = [f for f in fields if len({str(recipe.get(f)) for recipe in recipes}) > 1
               and f.removeprefix("model.") not in IN_LABEL]  # fmt: skip
-    groups, ranks = {}, {}
-    for run, recipe in zip(runs, recipes):
-        extra = [recipe.get(field) for field in differ]
-        label = ", ".join([model_label(run["model"]), *map(phrase, differ, extra)])
+    groups = {}
+    for run, recipe in sorted(zip(runs, recipes), key=lambda pair: rank(pair[0])):
+        settings = [phrase(field, recipe.get(field)) for field in differ]
+        label = ", ".join([model_label(run["model"]), *settings])
         groups.setdefault(label, {})[run["seed"]] = run
-        ranks[label] = rank(run["model"]), [x for x in extra if type(x) in (int, float)]
-    found = {}
-    for label in sorted(groups, key=ranks.get):
-        runs = [groups[label][seed] for seed in sorted(groups[label])]
-        found[label + " (still training)" * any(run["seconds"] is None for run in runs)] = runs
-    return found
+    return {label + " (still training)" * any(run["seconds"] is None for run in group.values()):
+            list(group.values()) for label, group in groups.items()}  # fmt: skip
 
 
 def recipe_of(run):
@@ -135,16 +130,18 @@ def recipe_of(run):
     return {"preset": run["preset"], "dtype": run["dtype"], **settings}
 
 
-def rank(model):
-    """Sorts attention before mixers, RoPE before NoPE, and without Canon before with."""
+def rank(run):
+    """Attention before mixers, RoPE before NoPE, without Canon before with, 2 layers before 12."""
+    model, rate = run["model"], run["training"]["lr"]
     mixer, pos = model["mixer"], model["pos"]
     known = [*MIXERS, mixer].index(mixer), [*POSITIONS, pos].index(pos)
-    return known[0], mixer, known[1], points(model), model_label(model)
+    sizes = model["n_layer"], model["d_model"], rate, run["seed"]
+    return known[0], mixer, known[1], points(model), model_label(model), *sizes
 
 
 def points(model):
-    """How many convolutions a block has."""
-    return min(4, len(set(model["canon"]) | set("b" * bool(model["short_conv"]))))
+    """Where a block has convolutions."""
+    return len(set(model["canon"]) | set("b" * model["short_conv"]))
 
 
 def phrase(field, value):
@@ -152,27 +149,6 @@ def phrase(field, value):
     words = {"name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
     field = field.split(".")[-1]
     return f"{words.get(field, field)} {value}"
-
-
-# tasks.NO_SHARES (importing it would import PyTorch), and a score of reproduce.py's. A score may
-# have its task before it: "capo: bits/param".
-NUMBERS = ("KL", "bits", "bits/param", "hops mastered")
-
-
-def is_share(score, value):
-    """Whether a score counts in percent."""
-    return score.split(": ")[-1] not in NUMBERS and 0 <= value <= 1
-
-
-def score_text(score, value):
-    if is_share(score, value):
-        return percent(value)
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def percent(share):
-    """Whole percent, half up: 0.125 -> 13%."""
-    return f"{math.floor(round(100 * share, 6) + 0.5)}%"
 
 
 def last_scores(runs, score):
@@ -198,11 +174,9 @@ def each_seed(runs, score):
 def table(groups, scores=None):
     """Every seed's last scores, as Markdown."""
     scores = scores or score_names(groups)
-    rows = [["", "seeds", *scores]]
-    for label, runs in groups.items():
-        cells = [each_seed(runs, score) for score in scores]
-        rows.append([label, seeds_text(runs), *cells])
-    return markdown(rows)
+    rows = [[label, seeds_text(runs), *(each_seed(runs, score) for score in scores)]
+            for label, runs in groups.items()]  # fmt: skip
+    return markdown([["", "seeds", *scores], *rows])
 
 
 def markdown(rows):
@@ -213,47 +187,36 @@ def markdown(rows):
 # ---- 3. Figures ------------------------------------------------------------
 #
 # Each takes {label: runs}, the scores to show, and a title that says what was found. A thick line
-# or a bar is the median over seeds, a thin line or a dot one seed. Grey is attention without Canon;
-# each mixer has a hue, paler the fewer convolutions a block has. Solid is RoPE, dashed NoPE.
+# or a bar is the median over seeds, a thin line or a dot one seed. Grey is attention without
+# Canon; each mixer has a hue, paler the fewer convolutions a block has. Solid is RoPE, dashed NoPE.
 
 GREY, FAINT = "#808080", "#555555"
 HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
-OTHER = "#0b7285"  # hybrids, and mixers of your own
 DASHES = {"rope4": "-.", "nope": "--", "alibi": (0, (2.5, 1, 1, 1)), "halibi": ":"}
 
 
-def looks(groups, shade=1):
+def looks(groups):
     """{label: (colour, dashes)}; models that would look alike get a shade darker each."""
     found, seen = {}, []
     for label, runs in groups.items():
         model = runs[0]["model"]
         mixer, n = model["mixer"], points(model)
-        hue, strength = HUES.get(mixer, OTHER), 0.4 + 0.15 * n
+        hue, strength = HUES.get(mixer, "#0b7285"), 0.4 + 0.15 * n
         if mixer == "attention" and n == 0:
             hue, strength = GREY, 1
         colour = 1 - strength * (1 - np.array(matplotlib.colors.to_rgb(hue)))  # the rest is white
         look = tuple(colour), DASHES.get(model["pos"], "-") if "attention" in mixer else "-"
-        found[label] = tuple(colour * shade ** seen.count(look)), look[1]
+        found[label] = tuple(colour * 0.72 ** seen.count(look)), look[1]
         seen.append(look)
     return found
 
 
-def spread(heights, gap):
-    """The nearest heights that are a gap apart."""
-    order, places = np.argsort(heights, kind="stable"), np.sort(heights)
-    for _ in range(300):
-        for i in range(len(places) - 1):
-            lack = max(0, gap - (places[i + 1] - places[i]))
-            places[i : i + 2] += -lack / 2, lack / 2
-    return places[np.argsort(order)]
-
-
 def name_ends(axis, ends):
-    """Name lines at the right: ends = [(x, y, name, colour)]. Names that would overlap are pushed
-    apart, and a thin line leads to each."""
-    low, high = axis.get_ylim()
-    places = spread([(y - low) / (high - low) for _, y, *_ in ends], gap=0.075)
-    for (x, y, name, colour), place in zip(ends, places):
+    """Name lines at the right: ends = [(x, y, name, colour)]. A name that would lie on the one
+    below is pushed up, and a thin line leads to each."""
+    (low, high), place = axis.get_ylim(), -1
+    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
+        place = max((y - low) / (high - low), place + 0.075)
         axis.annotate(
             name, (x, y), (1.04, place), textcoords="axes fraction", color=colour, va="center",
             zorder=9, annotation_clip=False,
@@ -264,24 +227,23 @@ def name_ends(axis, ends):
 WIDTH = 9  # inches: shown 900 pixels wide, a font of size 10 is 14 pixels high
 plt.rc("axes", titlesize=11, titlelocation="left", titlepad=13)
 plt.rc("axes.spines", top=False, right=False)
-plt.rc("text", parse_math=False)  # a "$" in a name is a dollar
 
 
 def curves(groups, scores=None, title=None):
     """Scores against training steps, a panel a score."""
     figure, panels = make_panels(groups, scores, 3, 3, title)
-    styles = looks(groups, shade=0.72)
+    styles = looks(groups)
     for axis, score, factor, chance in panels:
         ends = []
         for label, runs in groups.items():
-            (colour, dashes), front = styles[label], 2 + points(runs[0]["model"])
+            colour, dashes = styles[label]
             for run in runs:
                 steps, values = curve([run], score)
                 axis.plot(steps, factor * values, color=colour, lw=0.8, alpha=0.45)
             steps, values = curve(runs, score)
             if steps:
-                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
-                          marker="o" * (len(steps) == 1))  # fmt: skip
+                dot = "o" * (len(steps) == 1)
+                axis.plot(steps, factor * values, marker=dot, color=colour, ls=dashes, lw=2.4)
                 ends.append((steps[-1], factor * values[-1], label, colour))
         last = max((x for x, *_ in ends), default=1)
         if chance:
@@ -317,32 +279,36 @@ def bars(groups, scores=None, title=None):
     return figure
 
 
-def make_panels(groups, scores, most, height, title):
-    """A figure and [(axis, score, factor, chance)], at most so many panels in a row."""
-    scores, runs = scores or score_names(groups), [run for g in groups.values() for run in g]
-    rows = math.ceil(len(scores) / most)
-    columns = math.ceil(len(scores) / rows)
-    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained",
+def make_grid(count, most, height, title):
+    """A figure and its axes, at most so many in a row."""
+    rows = math.ceil(count / most)
+    figure, axes = plt.subplots(rows, math.ceil(count / rows), squeeze=False, layout="constrained",
                                 figsize=(WIDTH, 0.9 + height * rows))  # fmt: skip
-    title = textwrap.fill(title or runs[0]["task"]["name"].capitalize(), 80)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold")
-    figure.supxlabel(settings(runs), x=0.01, ha="left", fontsize=8, color=FAINT)
-    for axis in axes.flat[len(scores) :]:
+    figure.suptitle(textwrap.fill(title, 80), x=0.01, ha="left", fontsize=13, weight="bold")
+    for axis in axes.flat[count:]:
         axis.remove()
-    panels = [(axis, score, *scale(groups, score)) for axis, score in zip(axes.flat, scores)]
+    return figure, axes.flat[:count]
+
+
+def make_panels(groups, scores, most, height, title):
+    """A figure and [(axis, score, factor, chance)]."""
+    scores, runs = scores or score_names(groups), [run for g in groups.values() for run in g]
+    figure, axes = make_grid(len(scores), most, height, title or runs[0]["task"]["name"])
+    figure.supxlabel(settings(runs), x=0.01, ha="left", fontsize=8, color=FAINT)
+    panels = [(axis, score, *scale(groups, score)) for axis, score in zip(axes, scores)]
     for axis, score, factor, _ in panels:
         axis.set_title(heading(score) + ", %" * (factor == 100))
     return figure, panels
 
 
 def settings(runs):
-    """What all have in common: 'task depo1, preset nano, N 5, K 2, seed 0'"""
-    facts = ("task.name", "preset", "task.N", "task.K", "task.L", "model.n_layer", "model.d_model")
-    first, *others = map(recipe_of, runs)
-    seeds = len({run["seed"] for run in runs})
-    shown = f"medians of up to {seeds} seeds" if seeds > 1 else f"seed {runs[0]['seed']}"
-    same = [f for f in facts if f in first and all(other.get(f) == first[f] for other in others)]
-    return ", ".join([*(phrase(f, first[f]) for f in same), shown])
+    """What all have in common: 'task depo1, preset nano, N 5, K 2, layers 3, seed 0'"""
+    same, seeds = [], seeds_text(runs)
+    for fact in "task.name preset task.N task.K model.n_layer model.d_model".split():
+        values = {recipe_of(run).get(fact) for run in runs}
+        if len(values) == 1 and values != {None}:
+            same.append(phrase(fact, *values))
+    return ", ".join([*same, f"medians of seeds {seeds}" if "," in seeds else f"seed {seeds}"])
 
 
 def heading(score):
@@ -354,9 +320,9 @@ def heading(score):
 
 def scale(groups, score):
     """(factor, chance): shares are in percent; chance is 0 unless all runs agree."""
-    runs = [run for g in groups.values() for run in g if last_scores([run], score)]
-    if not all(is_share(score, value) for value in last_scores(runs, score)):
+    if not is_share(score):
         return 1, 0
+    runs = [run for g in groups.values() for run in g if last_scores([run], score)]
     guesses = {guess(run["task"]) for run in runs}
     return 100, guesses.pop() if len(guesses) == 1 else 0
 
@@ -364,7 +330,7 @@ def scale(groups, score):
 def guess(task):
     """What guessing scores, where that is worth a line."""
     if task["name"].startswith("depo"):
-        return 1 / max(1, task.get("N", 0) - 1)  # another node of the cycle
+        return 1 / (task["N"] - 1)  # another node of the cycle
     return 1 / 23 if task["name"] == "mano" else 0
 
 
@@ -380,23 +346,17 @@ def curve(runs, score):
 
 
 def inside(folder):
-    """Where the six sharpest heads look from the tokens before a document's last targets; and
-    Canon's weights, the mean of |w_i| over channels, for each layer, point and distance i."""
-    import torch  # seconds that other figures need not wait for
-    import torch.nn.functional as F
-
-    from canon_gpt import Canon, CanonGPT, Config
-    from tasks import make_task
-
+    """Where the five sharpest heads look from the tokens before a document's last targets, and
+    Canon's weights: the mean of |w_i| over channels."""
     try:
         run = json.loads((folder / "config.json").read_text())
         task = make_task(preset=run["preset"], **run["task"])
         model = CanonGPT(Config(**run["model"]))
         model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
+        layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
+        assert layers
     except Exception as error:  # whatever damage there is
-        fail(f"--inside: {folder} has no sound checkpoint: {' '.join(f'{error}'.split())}")
-    if not model.config.has_attention:
-        fail(f"--inside: {folder} has no attention")
+        fail(f"--inside: {folder} has no sound checkpoint, or no attention: {error!r}")
     documents = task.documents(np.random.default_rng(0), 100)
     tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 36))
     maps, attend = [], F.scaled_dot_product_attention
@@ -412,36 +372,25 @@ def inside(folder):
     words = [task.vocabulary[token] for token in tokens]
     before_targets = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
     names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in before_targets]
-    canons = [m.weight.detach().abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
-
     heads, n_head = torch.cat(maps)[:, before_targets], model.config.n_head
-    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
     sharpness = heads.amax(2).mean(1)  # a head's largest weight, the mean over rows
-    sharpest = sorted(sharpness.argsort(descending=True)[:6].tolist())
-    rows = math.ceil(len(sharpest) / 2)
-    heights = rows * (0.4 + 0.13 * len(names)), 1.6
-    figure = plt.figure(figsize=(WIDTH, 1 + sum(heights)), layout="constrained")
-    title = f"{folder.name}: where the sharpest {len(sharpest)} of {len(heads)} heads look"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold")
-    top, bottom = figure.subfigures(2, 1, height_ratios=heights)
-    axes = top.subplots(rows, min(2, len(sharpest)), sharex=True, sharey=True, squeeze=False)
-    for axis, n in zip(axes.flat, sharpest):
-        title = f"layer {layers[n // n_head]}, head {n % n_head + 1}"
-        heat(axis, heads[n], title, names, words[:-1])
+    sharpest = sorted(sharpness.argsort(descending=True)[:5].tolist())
+    panels = [(f"layer {layers[n // n_head]}, head {n % n_head + 1}", heads[n], names, words[:-1])
+              for n in sharpest]  # fmt: skip
+    canons = [m.weight.detach().abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
     if canons:
-        weights, letters = torch.stack(canons, dim=1), model.config.canon.upper()
+        sizes, letters = torch.stack(canons, dim=1), model.config.canon.upper()
         places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]
-        distances = [f"w_{i}" for i in range(len(weights))]
-        heat(bottom.subplots(), weights, "Canon: mean |w_i|, layer and point", distances, places)
+        panels.append(("Canon: mean |w_i|", sizes, [f"w_{i}" for i in range(len(sizes))], places))
+    title = f"{folder.name}: where the sharpest {len(sharpest)} of {len(heads)} heads look"
+    figure, axes = make_grid(len(panels), 2, 0.7 + 0.13 * len(names), title)
+    for axis, (title, values, down, across) in zip(axes, panels):
+        axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+        axis.set_title(title, fontsize=8, pad=3)
+        axis.set_yticks(range(len(down)), down, fontsize=7)
+        across = across if len(across) <= 80 else []  # more would overlap
+        axis.set_xticks(range(len(across)), across, fontsize=7, rotation=90)
     return figure
-
-
-def heat(axis, values, title, down, across):
-    axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
-    axis.set_title(title, fontsize=8, pad=3)
-    axis.set_yticks(range(len(down)), down, fontsize=7)
-    across = across if len(across) <= 80 else []  # more would overlap
-    axis.set_xticks(range(len(across)), across, fontsize=7, rotation=90)
 
 
 # ---- 5. The command line ---------------------------------------------------
@@ -455,8 +404,9 @@ def save(figure, path):
 
 
 def main(argv=None):
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=plain)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.error = fail
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")

@@ -880,9 +880,14 @@ def powers_of_two(most):
 NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f"}  # all other scores are shares
 
 
-def score_text(name, score):
-    """A score in print: "97.3%", "0.123"."""
-    return format(score, NO_SHARES.get(name, ".1%"))
+def is_share(score):
+    """Whether it counts in percent; "capo: bits" is Capo's bits."""
+    return score.split(": ")[-1] not in NO_SHARES
+
+
+def score_text(score, value):
+    """In print: "97%", "0.123"."""
+    return format(value, NO_SHARES.get(score.split(": ")[-1], ".0%"))
 
 
 # ---- 9. An example of each:   python tasks.py depo -------------------------

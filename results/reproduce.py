@@ -34,6 +34,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import plot  # noqa: E402
 import train  # noqa: E402
+from tasks import NO_SHARES  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 # ---- 1. The comparisons ----------------------------------------------------
@@ -55,6 +56,7 @@ def group(name, minutes, tasks, models, figure, *claims):
 MAIN = dict(copy="sequences", depo0="answers", depo1="answers", depo2="answers", brevo1="all",
             brevo2="all", lano="sentences", capo="bits/param", mano="longest")  # fmt: skip
 TITLE = "{score}: {RoPE} without Canon, {RoPE + Canon} with"
+NO_SHARES |= {"hops mastered": ".0f", "steps to k=1": ",.0f", "steps to k=2": ",.0f"}
 SUITE = {task: f"{task}: {score}" for task, score in MAIN.items() if task != "copy"}
 
 
@@ -284,7 +286,7 @@ def check(claim, best, where):
         run = next(iter(runs.values()))[0]
         if score == "hops mastered":
             bounds = 0, run["task"].get("K", 0)
-        elif plot.is_share(score, max(map(max, scores.values()))):
+        elif plot.is_share(score):
             bounds = plot.guess(run["task"]) + MARGIN, CEILING
         verdict = decide(rule, scores, *bounds)
     return *front, rule, f"{score}: {'; '.join(here)}", where, verdict
