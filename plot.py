@@ -145,7 +145,7 @@ def points(model):
 
 
 def phrase(field, value):
-    """A setting in words: layers 2, rate 0.003, dtype bfloat16, N 5."""
+    """layers 2, rate 0.003, dtype bfloat16, N 5"""
     words = {"name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
     field = field.split(".")[-1]
     return f"{words.get(field, field)} {value}"
@@ -195,7 +195,7 @@ HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#
 DASHES = {"rope4": "-.", "nope": "--", "alibi": (0, (2.5, 1, 1, 1)), "halibi": ":"}
 
 
-def looks(groups):
+def looks(groups, shade=1):
     """{label: (colour, dashes)}; models that would look alike get a shade darker each."""
     found, seen = {}, []
     for label, runs in groups.items():
@@ -206,17 +206,17 @@ def looks(groups):
             hue, strength = GREY, 1
         colour = 1 - strength * (1 - np.array(matplotlib.colors.to_rgb(hue)))  # the rest is white
         look = tuple(colour), DASHES.get(model["pos"], "-") if "attention" in mixer else "-"
-        found[label] = tuple(colour * 0.72 ** seen.count(look)), look[1]
+        found[label] = tuple(colour * shade ** seen.count(look)), look[1]
         seen.append(look)
     return found
 
 
 def name_ends(axis, ends):
     """Name lines at the right: ends = [(x, y, name, colour)]. A name that would lie on the one
-    below is pushed up, and a thin line leads to each."""
-    (low, high), place = axis.get_ylim(), -1
-    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        place = max((y - low) / (high - low), place + 0.075)
+    above is pushed down, and a thin line leads to each."""
+    (low, high), place = axis.get_ylim(), 2
+    for x, y, name, colour in sorted(ends, key=lambda end: -end[1]):
+        place = min((y - low) / (high - low), place - 0.075)
         axis.annotate(
             name, (x, y), (1.04, place), textcoords="axes fraction", color=colour, va="center",
             zorder=9, annotation_clip=False,
@@ -224,7 +224,7 @@ def name_ends(axis, ends):
         )  # fmt: skip
 
 
-WIDTH = 9  # inches: shown 900 pixels wide, a font of size 10 is 14 pixels high
+WIDTH = 9  # inches, shown 900 pixels wide
 plt.rc("axes", titlesize=11, titlelocation="left", titlepad=13)
 plt.rc("axes.spines", top=False, right=False)
 
@@ -232,18 +232,18 @@ plt.rc("axes.spines", top=False, right=False)
 def curves(groups, scores=None, title=None):
     """Scores against training steps, a panel a score."""
     figure, panels = make_panels(groups, scores, 3, 3, title)
-    styles = looks(groups)
+    styles = looks(groups, shade=0.72)
     for axis, score, factor, chance in panels:
         ends = []
         for label, runs in groups.items():
-            colour, dashes = styles[label]
+            (colour, dashes), front = styles[label], 2 + points(runs[0]["model"])
             for run in runs:
                 steps, values = curve([run], score)
                 axis.plot(steps, factor * values, color=colour, lw=0.8, alpha=0.45)
             steps, values = curve(runs, score)
             if steps:
-                dot = "o" * (len(steps) == 1)
-                axis.plot(steps, factor * values, marker=dot, color=colour, ls=dashes, lw=2.4)
+                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
+                          marker="o" * (len(steps) == 1))  # fmt: skip
                 ends.append((steps[-1], factor * values[-1], label, colour))
         last = max((x for x, *_ in ends), default=1)
         if chance:
@@ -315,7 +315,7 @@ def heading(score):
     """'k=4' -> '4 hops'"""
     kind, _, number = score.partition("=")
     unit = {"k": "hop", "l": "operation", "depth": "level"}.get(kind)
-    return f"{number} {unit}{'s' * (number != '1')}" if number and unit else score
+    return f"{number} {unit}{'s' * (number != '1')}" if unit else score
 
 
 def scale(groups, score):
@@ -355,7 +355,7 @@ def inside(folder):
         model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
         layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
         assert layers
-    except Exception as error:  # whatever damage there is
+    except Exception as error:
         fail(f"--inside: {folder} has no sound checkpoint, or no attention: {error!r}")
     documents = task.documents(np.random.default_rng(0), 100)
     tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 36))
@@ -431,7 +431,7 @@ def main(argv=None):
             kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
         for kind in kinds:
             groups = models(kinds[kind])
-            draw = curves if len(groups) <= 12 else bars  # nobody tells more lines apart
+            draw = curves if len(groups) <= 12 else bars  # more lines are a tangle
             save(draw(groups), args.out / kind)
             print(f"\n{table(groups)}\n")
     except OSError as error:

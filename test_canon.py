@@ -1902,15 +1902,15 @@ def test_figures_show_the_numbers():
     lines = [line.get_ydata() for line in figure.axes[0].lines]
     expected = [[20, 40, 50], [40, 80], [30, 60], [90], [90], [20, 20]]  # at last chance, 1 of 5
     assert all(np.allclose(line, y) for line, y in zip(lines, expected, strict=True))
-    assert [text.get_text() for text in figure.axes[2].texts] == ["chance", "RoPE + Canon-ABCD"]
+    assert [text.get_text() for text in figure.axes[2].texts] == ["RoPE + Canon-ABCD", "chance"]
     axis = plot.bars(groups).axes[0]
     assert np.allclose([bar.get_width() for bar in axis.patches], [65, 90])
     assert [text.get_text() for text in axis.texts] == ["65%", "90%", "chance"]
     grey, colour = (np.ptp(colour) for colour, _ in plot.looks(groups).values())
     assert grey == 0 < colour
     plot.name_ends(axis, [(1, y, "", "red") for y in (50, 10, 50, 90)])  # would overlap
-    low, same, pushed, high = (text.get_position()[1] for text in axis.texts[-4:])
-    assert low < same < pushed == same + 0.075 < high
+    high, same, pushed, low = (text.get_position()[1] for text in axis.texts[-4:])
+    assert low < pushed == same - 0.075 < same < high
     plot.plt.close("all")
 
 
