@@ -4,7 +4,7 @@ Draws a figure for each task and preset, and prints every seed's last scores as 
 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png
     python plot.py out/* --save runs.json    also packs configurations and scores into one file
-    python plot.py --inside out/*            draws where each run's sharpest heads look
+    python plot.py --inside out/RUN          draws where a run's sharpest heads look
 
 Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 inside a model; 5 the command line.
 """
@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import matplotlib
 
-matplotlib.use("Agg")  # files only, no windows
+matplotlib.use("Agg")  # no windows
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ def model_label(model):
         kind = {"conv": "Canon"}.get(model["canon_type"], model["canon_type"])
         label += f" + {kind}-{''.join(sorted(letters, key=str.lower))}"
     variants = {"no-res": not model["canon_residual"], "act": model["canon_silu"],
-                "cst": model["canon_frozen"], f"K={kernel}": kernel != 4,
+                "cst": model["canon_frozen"], f"kernel {kernel}": kernel != 4,
                 "conv": conv and (not canon or "b" in canon)}  # fmt: skip
     variants = ", ".join(variant for variant, on in variants.items() if on)
     return f"{label} ({variants})" if variants else label
@@ -115,7 +115,7 @@ def models(runs):
     differ = [f for f in fields if len({str(recipe.get(f)) for recipe in recipes}) > 1
               and f.removeprefix("model.") not in IN_LABEL]  # fmt: skip
     groups = {}
-    for run, recipe in sorted(zip(runs, recipes), key=lambda pair: rank(pair[0])):
+    for run, recipe in sorted(zip(runs, recipes), key=lambda pair: rank(*pair, differ)):
         settings = [phrase(field, recipe.get(field)) for field in differ]
         label = ", ".join([model_label(run["model"]), *settings])
         groups.setdefault(label, {})[run["seed"]] = run
@@ -130,22 +130,21 @@ def recipe_of(run):
     return {"preset": run["preset"], "dtype": run["dtype"], **settings}
 
 
-def rank(run):
+def rank(run, recipe, fields):
     """Attention before mixers, RoPE before NoPE, without Canon before with, 2 layers before 12."""
-    model, rate = run["model"], run["training"]["lr"]
-    mixer, pos = model["mixer"], model["pos"]
+    model, mixer, pos = run["model"], run["model"]["mixer"], run["model"]["pos"]
     known = [*MIXERS, mixer].index(mixer), [*POSITIONS, pos].index(pos)
-    sizes = model["n_layer"], model["d_model"], rate, run["seed"]
-    return known[0], mixer, known[1], points(model), model_label(model), *sizes
+    sizes = [recipe[f] for f in fields if type(recipe.get(f)) in (int, float)]
+    return known[0], mixer, known[1], points(model), model_label(model), sizes, run["seed"]
 
 
 def points(model):
-    """Where a block has convolutions."""
+    """How many points have convolutions."""
     return len(set(model["canon"]) | set("b" * model["short_conv"]))
 
 
 def phrase(field, value):
-    """layers 2, rate 0.003, dtype bfloat16, N 5"""
+    """layers 2, rate 0.003, dtype bfloat16"""
     words = {"name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
     field = field.split(".")[-1]
     return f"{words.get(field, field)} {value}"
@@ -212,11 +211,11 @@ def looks(groups, shade=1):
 
 
 def name_ends(axis, ends):
-    """Name lines at the right: ends = [(x, y, name, colour)]. A name that would lie on the one
+    """Name lines at the right: ends = [(y, x, name, colour)]. A name that would lie on the one
     above is pushed down, and a thin line leads to each."""
     (low, high), place = axis.get_ylim(), 2
-    for x, y, name, colour in sorted(ends, key=lambda end: -end[1]):
-        place = min((y - low) / (high - low), place - 0.075)
+    for below, (y, x, name, colour) in zip(range(len(ends))[::-1], sorted(ends)[::-1]):
+        place = max(min((y - low) / (high - low), place - 0.075), 0.075 * below)
         axis.annotate(
             name, (x, y), (1.04, place), textcoords="axes fraction", color=colour, va="center",
             zorder=9, annotation_clip=False,
@@ -224,7 +223,6 @@ def name_ends(axis, ends):
         )  # fmt: skip
 
 
-WIDTH = 9  # inches, shown 900 pixels wide
 plt.rc("axes", titlesize=11, titlelocation="left", titlepad=13)
 plt.rc("axes.spines", top=False, right=False)
 
@@ -244,11 +242,11 @@ def curves(groups, scores=None, title=None):
             if steps:
                 axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
                           marker="o" * (len(steps) == 1))  # fmt: skip
-                ends.append((steps[-1], factor * values[-1], label, colour))
-        last = max((x for x, *_ in ends), default=1)
+                ends.append((factor * values[-1], steps[-1], label, colour))
+        last = max(run["evals"][-1]["step"] for runs in groups.values() for run in runs)
         if chance:
             axis.axhline(factor * chance, color=FAINT, ls=":", lw=1)
-            ends.append((last, factor * chance, "chance", FAINT))
+            ends.append((factor * chance, last, "chance", FAINT))
         axis.set(xlim=(0, last), ylim=(-2, 102) if factor == 100 else (0, None))
         axis.set_xlabel("training steps")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 10k
@@ -283,7 +281,7 @@ def make_grid(count, most, height, title):
     """A figure and its axes, at most so many in a row."""
     rows = math.ceil(count / most)
     figure, axes = plt.subplots(rows, math.ceil(count / rows), squeeze=False, layout="constrained",
-                                figsize=(WIDTH, 0.9 + height * rows))  # fmt: skip
+                                figsize=(9, 0.9 + height * rows))  # fmt: skip
     figure.suptitle(textwrap.fill(title, 80), x=0.01, ha="left", fontsize=13, weight="bold")
     for axis in axes.flat[count:]:
         axis.remove()
@@ -302,36 +300,36 @@ def make_panels(groups, scores, most, height, title):
 
 
 def settings(runs):
-    """What all have in common: 'task depo1, preset nano, N 5, K 2, layers 3, seed 0'"""
-    same, seeds = [], seeds_text(runs)
+    """What all have in common: 'task depo1, preset nano, N 5, K 2, layers 3, seeds 0; medians'"""
+    same = []
     for fact in "task.name preset task.N task.K model.n_layer model.d_model".split():
         values = {recipe_of(run).get(fact) for run in runs}
         if len(values) == 1 and values != {None}:
             same.append(phrase(fact, *values))
-    return ", ".join([*same, f"medians of seeds {seeds}" if "," in seeds else f"seed {seeds}"])
+    return ", ".join([*same, f"seeds {seeds_text(runs)}; medians"])
 
 
 def heading(score):
     """'k=4' -> '4 hops'"""
     kind, _, number = score.partition("=")
     unit = {"k": "hop", "l": "operation", "depth": "level"}.get(kind)
-    return f"{number} {unit}{'s' * (number != '1')}" if unit else score
+    return f"{number} {unit}{'s' * (number != '1')}" if unit and number else score
 
 
 def scale(groups, score):
     """(factor, chance): shares are in percent; chance is 0 unless all runs agree."""
-    if not is_share(score):
-        return 1, 0
     runs = [run for g in groups.values() for run in g if last_scores([run], score)]
+    if not all(is_share(score, value) for value in last_scores(runs, score)):
+        return 1, 0
     guesses = {guess(run["task"]) for run in runs}
     return 100, guesses.pop() if len(guesses) == 1 else 0
 
 
 def guess(task):
     """What guessing scores, where that is worth a line."""
-    if task["name"].startswith("depo"):
+    if task["name"] in ("depo0", "depo1", "depo2"):
         return 1 / (task["N"] - 1)  # another node of the cycle
-    return 1 / 23 if task["name"] == "mano" else 0
+    return 0.06 if task["name"] == "mano" else 0  # 0 is the likeliest
 
 
 def curve(runs, score):
@@ -348,15 +346,11 @@ def curve(runs, score):
 def inside(folder):
     """Where the five sharpest heads look from the tokens before a document's last targets, and
     Canon's weights: the mean of |w_i| over channels."""
-    try:
-        run = json.loads((folder / "config.json").read_text())
-        task = make_task(preset=run["preset"], **run["task"])
-        model = CanonGPT(Config(**run["model"]))
-        model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
-        layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
-        assert layers
-    except Exception as error:
-        fail(f"--inside: {folder} has no sound checkpoint, or no attention: {error!r}")
+    run = json.loads((folder / "config.json").read_text())
+    task = make_task(preset=run["preset"], **run["task"])
+    model = CanonGPT(Config(**run["model"]))
+    model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
+    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
     documents = task.documents(np.random.default_rng(0), 100)
     tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 36))
     maps, attend = [], F.scaled_dot_product_attention
@@ -382,13 +376,13 @@ def inside(folder):
         sizes, letters = torch.stack(canons, dim=1), model.config.canon.upper()
         places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]
         panels.append(("Canon: mean |w_i|", sizes, [f"w_{i}" for i in range(len(sizes))], places))
-    title = f"{folder.name}: where the sharpest {len(sharpest)} of {len(heads)} heads look"
+    title = f"{folder.name}: the sharpest {len(sharpest)} of {len(heads)} heads"
     figure, axes = make_grid(len(panels), 2, 0.7 + 0.13 * len(names), title)
     for axis, (title, values, down, across) in zip(axes, panels):
         axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
         axis.set_title(title, fontsize=8, pad=3)
         axis.set_yticks(range(len(down)), down, fontsize=7)
-        across = across if len(across) <= 80 else []  # more would overlap
+        across = across if len(across) <= 50 else []  # more would overlap
         axis.set_xticks(range(len(across)), across, fontsize=7, rotation=90)
     return figure
 
@@ -417,8 +411,11 @@ def main(argv=None):
     try:
         if args.inside:
             for path in map(Path, args.runs):
-                if path.is_dir() or not path.exists():  # the rest of out/* are figures
-                    save(inside(path), args.out / f"{path.name}_inside")
+                try:
+                    figure = inside(path)
+                except Exception as error:
+                    fail(f"{path} has no sound checkpoint, or no attention: {error!r:.200}")
+                save(figure, args.out / f"{path.name}_inside")
             return
         runs = read_all(args.runs)
         if not runs:

@@ -880,14 +880,15 @@ def powers_of_two(most):
 NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f"}  # all other scores are shares
 
 
-def is_share(score):
-    """Whether it counts in percent; "capo: bits" is Capo's bits."""
-    return score.split(": ")[-1] not in NO_SHARES
+def is_share(score, value):
+    """Whether it counts in percent. "capo: bits" is Capo's bits."""
+    return score.split(": ")[-1] not in NO_SHARES and 0 <= value <= 1
 
 
 def score_text(score, value):
     """In print: "97%", "0.123"."""
-    return format(value, NO_SHARES.get(score.split(": ")[-1], ".0%"))
+    usual = ".0%" if is_share(score, value) else ".3g"
+    return format(value, NO_SHARES.get(score.split(": ")[-1], usual))
 
 
 # ---- 9. An example of each:   python tasks.py depo -------------------------

@@ -178,13 +178,13 @@ def test_convolution_gradcheck(name, residual, with_tail):
 
 @parametrize("name", ("causal_conv_reference", "causal_conv"))
 def test_convolution_streams(name):
-    for kernel in (2, 3, 4, 8):
+    for kernel, residual in product((2, 3, 4, 8), (True, False)):
         x, weight, _ = conv_inputs(2, 17, 6, kernel)
         past, pieces = torch.zeros(2, kernel - 1, 6, device=DEVICE), []
         for piece in x.split((1, 2, 5, 1, 8), dim=1):
-            pieces.append(getattr(kernels, name)(piece, weight, tail=past))
+            pieces.append(getattr(kernels, name)(piece, weight, residual, past))
             past = torch.cat([past, piece], dim=1)[:, 1 - kernel :]
-        assert_close(torch.cat(pieces, dim=1), kernels.causal_conv(x, weight))
+        assert_close(torch.cat(pieces, dim=1), kernels.causal_conv(x, weight, residual))
 
 
 @needs_triton
@@ -1861,7 +1861,7 @@ def test_damaged_files_are_named_and_left_out(file, damage, ends, capsys):
 MODEL_NAMES = {
     "RoPE": "", "NoPE + Canon-AC": "pos=nope canon=ac", "GLA": "mixer=gla",
     "GDN": "mixer=gdn no-short-conv", "GLA (conv)": "mixer=gla short-conv",
-    "RoPE + Canon-ABCD (no-res, K=2)": "canon=abcd canon-no-residual canon-kernel=2",
+    "RoPE + Canon-ABCD (no-res, kernel 2)": "canon=abcd canon-no-residual canon-kernel=2",
     "GDN + Canon-AbCD": "mixer=gdn canon=acd",
     "Mamba2 (conv)": "mixer=mamba2",
     "Mamba2/RoPE(1/4)": "n-layer=2 mixer=mamba2,attention pos=rope4 no-short-conv",
@@ -1908,9 +1908,10 @@ def test_figures_show_the_numbers():
     assert [text.get_text() for text in axis.texts] == ["65%", "90%", "chance"]
     grey, colour = (np.ptp(colour) for colour, _ in plot.looks(groups).values())
     assert grey == 0 < colour
-    plot.name_ends(axis, [(1, y, "", "red") for y in (50, 10, 50, 90)])  # would overlap
-    high, same, pushed, low = (text.get_position()[1] for text in axis.texts[-4:])
-    assert low < pushed == same - 0.075 < same < high
+    axis = figure.axes[0]
+    plot.name_ends(axis, [(y, 1, "", "red") for y in (50, 0, 50, 0)])  # would overlap
+    places = [text.get_position()[1] for text in axis.texts[-4:]]
+    assert np.allclose(places, [0.5, 0.425, 0.075, 0])
     plot.plt.close("all")
 
 

@@ -202,14 +202,14 @@ def covers(floor, a, x, b, c):
 
 
 RULES = {  # from sorted seeds: (whether it holds, whether it does not)
-    # every seed of a is at least x times every seed of b, and b is not at chance
+    # every seed of a is at least x times every seed of b, and b's best is above chance
     r"(.+) > ([\d.]+) x (.+)": lambda floor, a, x, b: (
         a[0] >= x * b[-1] > x * floor, a[-1] < x * b[0] and b[-1] > floor),
     # every seed of a is so far up from b's mean to c's
     r"(.+) > ([\d.]+)% from (.+) to (.+)": covers,
-    # every seed is so high; below, but not at chance; at chance
+    # every seed is so high; below, and above chance; at chance
     r"(.+) > ([\d.]+)%": lambda floor, a, x: (a[0] >= x / 100, a[-1] < x / 100),
-    r"(.+) < ([\d.]+)%": lambda floor, a, x: (floor < a[-1] < x / 100, a[0] >= x / 100),
+    r"(.+) < ([\d.]+)%": lambda floor, a, x: (floor < a[0] and a[-1] < x / 100, a[0] >= x / 100),
     r"(.+) at chance": lambda floor, a: (a[-1] <= floor, a[0] > floor),
     # every seed of a is above b's mean, or 5 points (0.05) below at most
     r"(.+) >~ (.+)": lambda floor, a, b: (a[0] >= mean(b) - MARGIN, a[-1] < mean(b) - MARGIN),
@@ -281,12 +281,12 @@ def check(claim, best, where):
     runs = {m: [r for r in best.get(m, []) if plot.last_scores([r], score)] for m in names_in(rule)}
     scores = {m: plot.last_scores(mine, score) for m, mine in runs.items()}
     here = [f"{m} {plot.each_seed(mine, score)}" for m, mine in runs.items() if mine]
-    verdict, bounds = "undecided: not run", (-math.inf, math.inf)
+    verdict, bounds = "undecided: not run", (0, math.nan)
     if all(runs.values()):
         run = next(iter(runs.values()))[0]
         if score == "hops mastered":
             bounds = 0, run["task"].get("K", 0)
-        elif plot.is_share(score):
+        elif plot.is_share(score, max(map(max, scores.values()))):
             bounds = plot.guess(run["task"]) + MARGIN, CEILING
         verdict = decide(rule, scores, *bounds)
     return *front, rule, f"{score}: {'; '.join(here)}", where, verdict
@@ -335,7 +335,7 @@ def show(name, best, tried, preset, out):
     plot.save(draw(best, scores, title.format_map(medians)), out / f"{name}_{preset}")
     print(f"\n{plot.table(best, scores)}\n")
     if len(tried) > len(best) * len(GROUPS[name].tasks):
-        print(f"{plot.table(tried, ['main'])}\n")
+        print(f"{plot.table(tried, [s for s in plot.score_names(tried) if ': ' in s])}\n")
     for claim in GROUPS[name].claims:
         print(*claim[:2], check(claim, best, preset)[-1], sep=" | ")
 
