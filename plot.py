@@ -3,8 +3,8 @@
 Draws a figure for each task and preset, and prints every seed's last scores as a Markdown table.
 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png
-    python plot.py out/* --save runs.json    also packs configurations and scores into one file
-    python plot.py --inside out/RUN          draws where a run's sharpest heads look
+    python plot.py out/* --save runs.json    also packs the runs into one file
+    python plot.py --inside out/RUN          draws where the sharpest heads look
 
 Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 inside a model; 5 the command line.
 """
@@ -38,7 +38,7 @@ def read_run(folder):
     """The run in this folder; FileNotFoundError if it has no log yet."""
     run = json.loads((folder / "config.json").read_text())
     text = (folder / "metrics.jsonl").read_text()
-    log = [json.loads(line) for line in text.split("\n")[:-1]]  # a half-written line has no end
+    log = [json.loads(line) for line in text.split("\n")[:-1]]  # no half-written one
     evals = {line["step"]: line["eval"] for line in log if "eval" in line}
     run["evals"] = [{"step": step, "eval": scores} for step, scores in evals.items()]
     run["seconds"] = next((line["seconds"] for line in log if "final" in line), None)
@@ -59,21 +59,17 @@ def read_all(paths):
             table(models(found))  # fails if anything is missing or no number
             runs += found
         except FileNotFoundError:
-            continue  # a run that has not begun to log
+            continue  # not begun
         except Exception:  # whatever damage there is
             damaged = True
-            tell(f"{path} is damaged, or none of train.py's folders or --save's files")
+            print(f"plot.py: {path} is damaged, or no run's folder or file", file=sys.stderr)
     if damaged and not runs:
         sys.exit(2)
     return runs
 
 
-def tell(message):
-    print(f"plot.py: {message}", file=sys.stderr)
-
-
 def fail(message):
-    tell(message)
+    print(f"plot.py: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -131,7 +127,7 @@ def recipe_of(run):
 
 
 def rank(run, recipe, fields):
-    """Attention before mixers, RoPE before NoPE, without Canon before with, 2 layers before 12."""
+    """Attention first, RoPE before NoPE, without Canon before with, 2 layers before 12."""
     model, mixer, pos = run["model"], run["model"]["mixer"], run["model"]["pos"]
     known = [*MIXERS, mixer].index(mixer), [*POSITIONS, pos].index(pos)
     sizes = [recipe[f] for f in fields if type(recipe.get(f)) in (int, float)]
@@ -249,7 +245,6 @@ def curves(groups, scores=None, title=None):
             ends.append((factor * chance, last, "chance", FAINT))
         axis.set(xlim=(0, last), ylim=(-2, 102) if factor == 100 else (0, None))
         axis.set_xlabel("training steps")
-        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 10k
         if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:  # serves the whole row
             name_ends(axis, ends)
     return figure
@@ -343,16 +338,16 @@ def curve(runs, score):
 # ---- 4. Inside a model -----------------------------------------------------
 
 
-def inside(folder):
-    """Where the five sharpest heads look from the tokens before a document's last targets, and
-    Canon's weights: the mean of |w_i| over channels."""
+def load(folder):
+    """The task and the model of this run."""
     run = json.loads((folder / "config.json").read_text())
-    task = make_task(preset=run["preset"], **run["task"])
     model = CanonGPT(Config(**run["model"]))
     model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
-    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
-    documents = task.documents(np.random.default_rng(0), 100)
-    tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 36))
+    return make_task(preset=run["preset"], **run["task"]), model
+
+
+def watch(model, tokens):
+    """What all heads of a model look at: (heads, T, T), from row to column."""
     maps, attend = [], F.scaled_dot_product_attention
 
     def watched(q, k, v, **options):  # its weights are what it makes of one-hot values
@@ -362,13 +357,22 @@ def inside(folder):
         return weights @ v
 
     with torch.no_grad(), patch.object(F, "scaled_dot_product_attention", watched):
-        model(torch.tensor([tokens[:-1]]))
+        model(torch.tensor([tokens]))
+    return torch.cat(maps)
+
+
+def inside(folder):
+    """Where the five heads with the largest weights look from the tokens before a document's last
+    targets; and Canon's weights, the mean of |w_i| over channels."""
+    task, model = load(folder)
+    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
+    documents = task.documents(np.random.default_rng(0), 100)
+    tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 28))
     words = [task.vocabulary[token] for token in tokens]
     before_targets = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
     names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in before_targets]
-    heads, n_head = torch.cat(maps)[:, before_targets], model.config.n_head
-    sharpness = heads.amax(2).mean(1)  # a head's largest weight, the mean over rows
-    sharpest = sorted(sharpness.argsort(descending=True)[:5].tolist())
+    heads, n_head = watch(model, tokens[:-1])[:, before_targets], model.config.n_head
+    sharpest = sorted(heads.amax(2).mean(1).argsort(descending=True)[:5].tolist())
     panels = [(f"layer {layers[n // n_head]}, head {n % n_head + 1}", heads[n], names, words[:-1])
               for n in sharpest]  # fmt: skip
     canons = [m.weight.detach().abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
@@ -382,7 +386,7 @@ def inside(folder):
         axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
         axis.set_title(title, fontsize=8, pad=3)
         axis.set_yticks(range(len(down)), down, fontsize=7)
-        across = across if len(across) <= 50 else []  # more would overlap
+        across = across if len(across) < 40 else []  # more would overlap
         axis.set_xticks(range(len(across)), across, fontsize=7, rotation=90)
     return figure
 
@@ -406,7 +410,7 @@ def main(argv=None):
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="the figures' folder (default: out)")
     add("--inside", action="store_true", help="draw each folder's attention and Canon weights")
-    add("--save", type=Path, help="pack all runs into this .json file")
+    add("--save", type=Path, help="pack the runs into this file")
     args = parser.parse_args(argv)
     try:
         if args.inside:

@@ -1,0 +1,55 @@
+"""Which hop's end each head looks at:   python results/depo0/hops.py out/RUN
+
+For a trained Depo0 model, asked for its most hops about 60 of the largest cycles. The end of a hop
+is the second name of its edge and the two tokens behind it, into which Canon has mixed the name.
+Prints the mean share of attention, and draws it (hops.png in the folder).
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import plot  # noqa: E402
+
+
+def attention_to_hops(task, model):
+    """{asker: (heads, K)}: from the question's node, and from <ans>, to the ends of K hops."""
+    hops = np.full(60 * task.N, task.K)
+    found = {"the question's node": [], "<ans>": []}
+    for tokens, _, answers in task.instances(np.random.default_rng(0), [task.N] * 60, hops):
+        look = plot.watch(model, tokens[:-1])
+        starts = range(1, 1 + 3 * task.N, 3)  # <bos>, then "x y ," for each edge
+        edges = {tokens[start]: start + 1 for start in starts}  # the place of y
+        for _, answer, _ in answers:
+            node, ends = tokens[answer - 2], []
+            for _ in range(task.K):
+                ends.append(edges[node])
+                node = tokens[ends[-1]]
+            for asker, place in zip(found, (answer - 2, answer - 1)):
+                shares = [look[:, place, end : end + 3].sum(-1).numpy() for end in ends]
+                found[asker].append(np.stack(shares, axis=-1))
+    return {asker: np.mean(shares, axis=0) for asker, shares in found.items()}
+
+
+def main(folder):
+    task, model = plot.load(folder)
+    shares, n_head = attention_to_hops(task, model), model.config.n_head
+    heads = [f"{n // n_head + 1}.{n % n_head + 1}" for n in range(n_head * model.config.n_layer)]
+    hops = [f"hop {hop}" for hop in range(1, task.K + 1)]
+    title = f"Asked for {task.K} hops: which hop's end each head looks at"
+    figure, axes = plot.make_grid(len(shares), 1, 1.6, title)
+    for axis, (asker, share) in zip(axes, shares.items()):
+        rows = [[hop, *(f"{x:.2f}" for x in column)] for hop, column in zip(hops, share.T)]
+        print(f"From {asker}:\n\n{plot.markdown([['', *heads], *rows])}\n")
+        axis.imshow(share.T, cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+        axis.set_title(f"from {asker}, by layer.head; dark: all of its attention", fontsize=10)
+        axis.set_xticks(range(len(heads)), heads, fontsize=8)
+        axis.set_yticks(range(len(hops)), hops)
+    plot.save(figure, folder / "hops")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
