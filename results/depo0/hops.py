@@ -5,6 +5,7 @@ is the second name of its edge and the two tokens behind it, into which Canon ha
 Prints the mean share of attention, and draws it (hops.png in the folder).
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import plot  # noqa: E402
 
 def attention_to_hops(task, model):
     """{asker: (heads, K)}: from the question's node, and from <ans>, to the ends of K hops."""
+    if task.name != "depo0":
+        raise ValueError(f"its task is {task.name}")
     hops = np.full(60 * task.N, task.K)
     found = {"the question's node": [], "<ans>": []}
     for tokens, _, answers in task.instances(np.random.default_rng(0), [task.N] * 60, hops):
@@ -34,9 +37,17 @@ def attention_to_hops(task, model):
     return {asker: np.mean(shares, axis=0) for asker, shares in found.items()}
 
 
-def main(folder):
-    task, model = plot.load(folder)
-    shares, n_head = attention_to_hops(task, model), model.config.n_head
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("folder", type=Path, help="of a Depo0 run")
+    folder = parser.parse_args().folder
+    try:
+        task, model = plot.load(folder)
+        shares, n_head = attention_to_hops(task, model), model.config.n_head
+    except Exception as error:  # whatever damage there is
+        print(f"hops.py: {folder} has no model of Depo0: {error!r:.200}", file=sys.stderr)
+        sys.exit(2)
     heads = [f"{n // n_head + 1}.{n % n_head + 1}" for n in range(n_head * model.config.n_layer)]
     hops = [f"hop {hop}" for hop in range(1, task.K + 1)]
     title = f"Asked for {task.K} hops: which hop's end each head looks at"
@@ -52,4 +63,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
