@@ -44,11 +44,12 @@ def main():
     folder = parser.parse_args().folder
     try:
         task, model = plot.load(folder)
-        shares, n_head = attention_to_hops(task, model), model.config.n_head
+        shares = attention_to_hops(task, model)
     except Exception as error:  # whatever damage there is
         print(f"hops.py: {folder} has no model of Depo0: {error!r:.200}", file=sys.stderr)
         sys.exit(2)
-    heads = [f"{n // n_head + 1}.{n % n_head + 1}" for n in range(n_head * model.config.n_layer)]
+    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
+    heads = [f"{layer}.{n + 1}" for layer in layers for n in range(model.config.n_head)]
     hops = [f"hop {hop}" for hop in range(1, task.K + 1)]
     title = f"Asked for {task.K} hops: which hop's end each head looks at"
     figure, axes = plot.make_grid(len(shares), 1, 1.6, title)
