@@ -2264,7 +2264,7 @@ OWN = (("--mixer retention", "retention + Canon-ABCD"), ("--canon-type gated", "
 @patch.dict(CANONS)
 @patch.dict(tasks.TASKS)
 def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
-    """Word for word; they stream."""
+    """They stream."""
     code, (flags, label) = python_blocks("results/README.md")[number], OWN[number]
     assert code.count("\n") <= 25
     if "--task" not in flags:
@@ -2280,7 +2280,7 @@ def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
 
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
-    text = (HERE / "results/README.md").read_text()
+    text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
     shown = [(name, "nano") for name in "copy depth fewer tasks mlp".split()]
     for name, preset in (*shown, ("copy", "small")):
         with pytest.raises(SystemExit, match="0|False"):
