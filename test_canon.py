@@ -1548,7 +1548,6 @@ def test_workers_and_compile_change_nothing(here, monkeypatch):
 @parametrize("world, names, kills", [
     (1, "INT INT", True), (2, "INT INT", False), (1, "TERM TERM INT", False)])  # fmt: skip
 def test_only_a_second_ctrl_c_kills(world, names, kills, monkeypatch):
-    """Under torchrun a process may get it twice."""
     monkeypatch.setattr(train, "WORLD", world)
     numbers = [getattr(signal, f"SIG{name}") for name in names.split()]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -1747,8 +1746,9 @@ def test_a_run_without_a_checkpoint_has_not_begun(here):
 def test_damaged_checkpoints_are_refused(ends):
     train.main(tiny("--steps 2"))
     good, path = checkpoint("run"), Path("run/ckpt.pt")
+    data, first = path.read_bytes(), next(iter(good["model"].values())).numpy().tobytes()
     weights = {**good["model"], next(iter(good["model"])): torch.zeros(3, 3)}
-    for damage in (path.read_bytes()[:-100], [1], {"recipe": good["recipe"]},
+    for damage in (data[:-100], data.replace(first, first[::-1]), [1], {"recipe": good["recipe"]},
                    {**good, "model": weights}, {**good, "optimizer": {}}):  # fmt: skip
         path.write_bytes(damage) if type(damage) is bytes else torch.save(damage, path)
         ends(tiny("--steps 2 --resume"), "ckpt.pt is damaged")
@@ -1952,14 +1952,14 @@ def test_inside_shows_what_attention_computes(here, ends):
 def test_the_last_hop_ends_at_the_answer(monkeypatch):
     task = make_task("depo0", "nano", N=5, K=2)
 
-    def watch(model, tokens):  # without the last answer
+    def watch(model, tokens):
         text, ends = torch.tensor([*tokens, 0, 0]), torch.zeros(len(tokens))
         ends[2:16:3] = 1
         return torch.stack([(text[i : i + len(ends), None] == text[:-2]) * ends for i in (2, 1)])
 
     monkeypatch.setattr(plot, "watch", watch)
     hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))["attention_to_hops"](task, None)
-    assert all(np.allclose(share[i], [0, 0.8]) for i, share in enumerate(hops.values()))
+    assert all(np.allclose(s[i], [0, 0.8]) for i, s in enumerate(hops.values()))
 
 
 # ---- 6. results/reproduce.py -----------------------------------------------
@@ -2264,7 +2264,6 @@ OWN = (("--mixer retention", "retention + Canon-ABCD"), ("--canon-type gated", "
 @patch.dict(CANONS)
 @patch.dict(tasks.TASKS)
 def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
-    """They stream."""
     code, (flags, label) = python_blocks("results/README.md")[number], OWN[number]
     assert code.count("\n") <= 25
     if "--task" not in flags:

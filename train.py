@@ -24,6 +24,7 @@ import signal
 import sys
 import sysconfig
 import time
+import zipfile
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # OpenMP's idle threads soon leave their core
@@ -253,6 +254,8 @@ def run_folder(out, resume, about):
 def load(path, recipe, model, optimizer):
     """Set model and optimizer back to the checkpoint. Returns its step, log and seconds."""
     try:
+        if wrong := zipfile.ZipFile(path).testzip():  # what torch.save writes has checksums
+            raise ValueError(f"{wrong} has another checksum")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         old, new = (json.dumps(r, indent=1).splitlines() for r in (saved["recipe"], recipe))
         if old != new:
