@@ -432,8 +432,8 @@ def main(argv=None):
             kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
         for kind in kinds:
             groups = models(kinds[kind])
-            draw = curves if len(groups) <= 12 else bars  # more lines are a tangle
-            save(draw(groups), args.out / kind)
+            draw = curves if len(groups) <= 12 else bars  # a tangle
+            save(draw(groups), args.out / Path(kind).name)
             print(f"\n{table(groups)}\n")
     except OSError as error:
         fail(error)
