@@ -38,7 +38,7 @@ def read_run(folder):
     """The run in this folder; FileNotFoundError if it has no log yet."""
     run = json.loads((folder / "config.json").read_text())
     text = (folder / "metrics.jsonl").read_text()
-    log = [json.loads(line) for line in text.split("\n")[:-1]]  # no half-written one
+    log = [json.loads(line) for line in text.split("\n")[:-1]]  # whole lines
     evals = {line["step"]: line["eval"] for line in log if "eval" in line}
     run["evals"] = [{"step": step, "eval": scores} for step, scores in evals.items()]
     run["seconds"] = next((line["seconds"] for line in log if "final" in line), None)
@@ -112,8 +112,8 @@ def models(runs):
               and f.removeprefix("model.") not in IN_LABEL]  # fmt: skip
     groups = {}
     for run, recipe in sorted(zip(runs, recipes), key=lambda pair: rank(*pair, differ)):
-        settings = [phrase(field, recipe.get(field)) for field in differ]
-        label = ", ".join([model_label(run["model"]), *settings])
+        extra = [phrase(field, recipe.get(field)) for field in differ]
+        label = ", ".join([model_label(run["model"]), *extra])
         groups.setdefault(label, {})[run["seed"]] = run
     return {label + " (still training)" * any(run["seconds"] is None for run in group.values()):
             list(group.values()) for label, group in groups.items()}  # fmt: skip
@@ -227,6 +227,7 @@ def curves(groups, scores=None, title=None):
     """Scores against training steps, a panel a score."""
     figure, panels = make_panels(groups, scores, 3, 3, title)
     styles = looks(groups, shade=0.72)
+    last = max(run["evals"][-1]["step"] for runs in groups.values() for run in runs)
     for axis, score, factor, chance in panels:
         ends = []
         for label, runs in groups.items():
@@ -239,13 +240,12 @@ def curves(groups, scores=None, title=None):
                 axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
                           marker="o" * (len(steps) == 1))  # fmt: skip
                 ends.append((factor * values[-1], steps[-1], label, colour))
-        last = max(run["evals"][-1]["step"] for runs in groups.values() for run in runs)
         if chance:
             axis.axhline(factor * chance, color=FAINT, ls=":", lw=1)
             ends.append((factor * chance, last, "chance", FAINT))
         axis.set(xlim=(0, last), ylim=(-2, 102) if factor == 100 else (0, None))
         axis.set_xlabel("training steps")
-        if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:  # serves the whole row
+        if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:  # for the row
             name_ends(axis, ends)
     return figure
 
@@ -295,10 +295,10 @@ def make_panels(groups, scores, most, height, title):
 
 
 def settings(runs):
-    """What all have in common: 'task depo1, preset nano, N 5, K 2, layers 3, seeds 0; medians'"""
-    same = []
+    """What all have in common: 'task depo1, preset nano, N 5, seeds 0; medians'"""
+    same, recipes = [], [recipe_of(run) for run in runs]
     for fact in "task.name preset task.N task.K model.n_layer model.d_model".split():
-        values = {recipe_of(run).get(fact) for run in runs}
+        values = {recipe.get(fact) for recipe in recipes}
         if len(values) == 1 and values != {None}:
             same.append(phrase(fact, *values))
     return ", ".join([*same, f"seeds {seeds_text(runs)}; medians"])

@@ -880,15 +880,15 @@ def powers_of_two(most):
 NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f"}  # all other scores are shares
 
 
-def is_share(score, value):
-    """Whether it counts in percent. "capo: bits" is Capo's bits."""
-    return score.split(": ")[-1] not in NO_SHARES and 0 <= value <= 1
-
-
 def score_text(score, value):
-    """In print: "97%", "0.123"."""
-    usual = ".0%" if is_share(score, value) else ".3g"
+    """In print: "97%", "0.123". "capo: bits" is Capo's bits."""
+    usual = ".0%" if 0 <= value <= 1 else ".3g"
     return format(value, NO_SHARES.get(score.split(": ")[-1], usual))
+
+
+def is_share(score, value):
+    """Whether it counts in percent."""
+    return score_text(score, value).endswith("%")
 
 
 # ---- 9. An example of each:   python tasks.py depo -------------------------
