@@ -5,15 +5,15 @@ weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block, A to D; `canon="abcd"` is all four. Below, their widths:
+It can sit at four points of a block, A to D; `canon="abcd"` is all four. Of width d, they span
 
-    x - norm - [A] - q,k,v - [B] - attention - (+x) - norm - [C] - gate,up - [D] - act, down - (+)
-                D            3D                             D                 16D/3
+    x - norm - [A] - q,k,v - [B] - attention - (+x) - norm - [C] - gate,up - [D] - act, down - (+x)
+                d            3d                             d                 16d/3       channels
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 block, 7 model. Part II, not needed for Part I, puts linear recurrences in attention's place:
 8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. Last, 11, what a
-configuration allows. The lines `# exercise N` are for assignment/.
+configuration allows.
 """
 
 import math
@@ -49,13 +49,13 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # in linear mixers; None: on for mamba2, gdn without Canon-B
+    short_conv: bool | None = None  # None: only mamba2 and gdn have one, if they lack Canon-B
     tie_embeddings: bool = False
 
     def __post_init__(self):
-        for field, allowed, what_is in rules(self):
-            if not allowed:
-                raise ValueError(f"{field} = {getattr(self, field)!r}: {what_is}")
+        for field, ok, allowed in rules(self):
+            if not ok:
+                raise ValueError(f"{field} = {getattr(self, field)!r}: {allowed}")
         self.canon = "".join(sorted(self.canon.lower()))
         if self.short_conv is None:
             own = any(MIXERS[name].short_conv_default for name in self.mixers)
@@ -76,13 +76,13 @@ class Config:
 # ---- 2. Canon --------------------------------------------------------------
 #
 # Attention can look anywhere, yet moving information one token to the right costs it a whole layer.
-# To find what followed an earlier "Ada", layer 1 must tell each token who stands left of it, and
-# layer 2 can then search for the token after "Ada". A Canon layer does the first with four weights
-# per channel (kernels.py).
+# To go on after "Ada" as the text went on before, layer 1 must tell each token who stands left of
+# it; then layer 2 can search for the token behind the earlier "Ada". A Canon layer does the first
+# with four weights per channel (kernels.py).
 
 
 class CausalConv(nn.Module):
-    """`kernels.causal_conv` with its weight and, in a stream, its memory: (B, T, width) -> same.
+    """`kernels.causal_conv` with its weight and, fed piecewise, its memory: (B, T, width) -> same.
 
     The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT's
     normal(0, 0.02) skips them: with weights that small, little more than the residual is left.
@@ -117,7 +117,7 @@ class Canon(CausalConv):
 
     def forward(self, x, state=None):
         y = super().forward(x, state)
-        if self.silu:  # before the residual is added
+        if self.silu:  # y is without the residual here
             y = x + F.silu(y) if self.silu_residual else F.silu(y)
         return y
 
@@ -140,7 +140,7 @@ def canon_at(point, width, config):
 
 # ---- 3. Positions ----------------------------------------------------------
 #
-# Without positions ("nope"), attention sees a set of earlier tokens, not a sequence. Rotary
+# Without positions ("nope"), a head sees a set of earlier tokens, not a sequence. Rotary
 # ("rope") turns each pair of dims of q and k by an angle that grows with the position, so that
 # positions enter q_i . k_j only as i - j; "rope4" turns the first quarter of each head's dims.
 # ALiBi and H-ALiBi change the logits by the distance instead.
@@ -150,7 +150,7 @@ POSITIONS = ("rope", "rope4", "nope", "alibi", "halibi")
 
 def rotary_angles(positions, dims, base=10000.0):
     """(positions, dims / 2): pair j turns by base^(-2j / dims) radians per step."""
-    frequencies = base ** (-torch.arange(0, dims, 2) / max(dims, 1))
+    frequencies = base ** (-torch.arange(0, dims, 2) / max(dims, 1))  # dims may be 0
     return torch.arange(positions)[:, None] * frequencies
 
 
@@ -185,7 +185,7 @@ def distance_bias(pos, n_head, T, S, device=None):
 
 
 class Attention(nn.Module):
-    """Causal softmax attention, with Canon-B on q, k, v together."""
+    """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together."""
 
     attends = True
     params_d2 = 4  # its matrices hold 4 D^2 parameters
@@ -212,8 +212,8 @@ class Attention(nn.Module):
         # exercise 5
         B, T, D = x.shape
         # Canon-B before rotary: Canon mixes what tokens say, rotary then marks where they stand.
-        # After it, positions would enter as more than i - j: Canon's weights differ between the
-        # two channels of a pair.
+        # After rotary, q . k would depend on more than i - j: Canon weighs the two channels of a
+        # pair differently.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
         cached = None if state is None else state.get(self)
@@ -334,7 +334,7 @@ class CanonGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in layers)
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():  # a Canon layer's weight is neither, so it keeps its own
+        for module in self.modules():  # not Canon layers: they keep their own start
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:
@@ -376,9 +376,9 @@ class CanonGPT(nn.Module):
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
         """Continue tokens (B, T): returns (B, up to T + max_new_tokens) int64.
 
-        Temperature 0 takes the likeliest token, 1 samples. A row that has produced the token `stop`
-        is filled up with it; when all have, generation ends. `generator` is a torch.Generator on
-        the tokens' device. Raises ValueError if the result would not fit.
+        Temperature 0 takes the likeliest token, 1 samples. A row that has produced `stop` is
+        filled with it; when all have, generation ends. `generator` is a torch.Generator on the
+        tokens' device. Raises ValueError if the result would not fit.
         """
         total = tokens.shape[1] + max_new_tokens
         if total > (limit := self.config.block_size) + 1:  # the last token is never fed
@@ -447,11 +447,11 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
                float32 (float64 if v is)
     """
     B, T, H, V = v.shape
-    out_dtype, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    q, k, v, decay = (u.to(dtype) for u in (q, k, v, log_decay))
+    out_dtype = v.dtype
+    q, k, v, decay = map(wide, (q, k, v, log_decay))
     decay = decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
     # exercise 8
-    S = v.new_zeros(B, H, k.shape[3], V) if state is None else state.to(dtype)
+    S = v.new_zeros(B, H, k.shape[3], V) if state is None else wide(state)
     o = []
     for t in range(T):
         key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H, K, 1)
@@ -511,8 +511,8 @@ def decay_between(g):
     return sums.masked_fill(later.mT, -math.inf)
 
 
-def exact_product(a, b):
-    """a @ b as float32 products, also under autocast."""
+def float32_product(a, b):
+    """a @ b in float32 also under autocast (in TF32 on a GPU, where train.py allows it)."""
     with torch.autocast(a.device.type, enabled=False):
         return wide(a) @ wide(b)
 
@@ -525,7 +525,7 @@ def decayed_products(q, k, g):
     # exercise 9
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels stands outside the product
-        return exact_product(q, k.mT) * decay_between(g[..., 0]).exp()
+        return float32_product(q, k.mT) * decay_between(g[..., 0]).exp()
     # A decay per channel must be split between q and k at a step between s and t, so that neither
     # part overflows. No step suits all pairs. So start with blocks of one step and join neighbours;
     # the pairs across split where the two meet:                             A0      0
@@ -537,7 +537,7 @@ def decayed_products(q, k, g):
         k0 = k.unflatten(-2, (-1, 2, size))[..., 0, :, :]
         q1 = q.unflatten(-2, (-1, 2, size))[..., 1, :, :]
         q1, k0 = q1 * g1.cumsum(-2).exp(), k0 * decay_until_end(g0).exp()
-        across = exact_product(q1, k0.mT)
+        across = float32_product(q1, k0.mT)
         A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
         A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
         size *= 2
@@ -578,12 +578,12 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 
     Under autocast the large products run in its dtype; A, L, decays and the state stay in float32.
     """
-    T, out_dtype, dtype = v.shape[1], v.dtype, torch.promote_types(v.dtype, torch.float32)
+    T, out_dtype = v.shape[1], v.dtype
     C = 2 ** (min(chunk, T) - 1).bit_length()  # a generated token is a chunk of one
     N = -(-T // C)
 
-    def chunks(x):  # (B, T, H, X) -> (B, H, N, C, X); padded steps write nothing, and do not fade
-        x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, N * C - T))
+    def chunks(x):  # (B, T, H, ..) -> (B, H, N, C, ..); padded steps write nothing, and do not fade
+        x = F.pad(wide(x), (0, 0, 0, 0, 0, N * C - T))
         return x.unflatten(1, (N, C)).permute(0, 3, 1, 2, 4)
 
     q, k, v = chunks(q), chunks(k), chunks(v)
@@ -597,21 +597,23 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     if beta is not None:
         # exercise 10: U0 (B, H, N, C, V) and W (B, H, N, C, K)
         b = chunks(beta[..., None])
-        bL = b * decayed_products(k, k, g)  # the solver ignores the diagonal, and takes ones on it
-        b = torch.diag_embed(b[..., 0])
-        R = torch.linalg.solve_triangular(bL, b, upper=False, unitriangular=True)  # (I + bL)^-1 b
+        # R = (I + bL)^-1 b: the solver ignores bL's own diagonal, and takes ones on it
+        bL = b * decayed_products(k, k, g)
+        diagonal = torch.diag_embed(b[..., 0])
+        R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
         U0, W = R @ v, R @ (k * fade_in)
     # step 3
     P = fade_in[..., -1, :, None]  # (B, H, N, K or 1, 1)
     X = k_out.mT @ U0  # (B, H, N, K, V)
-    S = (torch.zeros_like(X[:, :, 0]) if state is None else state).to(dtype)
-    # exercise 9: before (B, H, N, K, V), the states before the chunks; S, the last one
+    S = wide(torch.zeros_like(X[:, :, 0]) if state is None else state)
+    # before (B, H, N, K, V): the states before the chunks; S: the last one
     if W is None:
+        # exercise 9: before, S
         before, S = scan(P, X, S, torch.mul)
     else:  # U depends on S
-        M = P * torch.eye(k.shape[-1], dtype=dtype, device=v.device) - k_out.mT @ W
-        before, S = scan(M, X, S, exact_product)
-    # end of exercise
+        # exercise 10: before, S
+        M = P * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) - k_out.mT @ W
+        before, S = scan(M, X, S, float32_product)
     # step 4
     U = U0 if W is None else U0 - W @ before
     # exercise 9: o (B, H, N, C, V)
@@ -671,7 +673,7 @@ def initial_dt_bias(n_head):
 
 
 def heads(x, n_head):
-    """(B, T, n_head * X) -> (B, T, n_head, X)."""
+    """(B, T, n_head * K) -> (B, T, n_head, K)."""
     return x.unflatten(-1, (n_head, -1))
 
 

@@ -11,8 +11,7 @@ Arithmetic that light is free on a GPU. The cost is memory traffic, and the best
 read x once and write y once, like a plain copy.
 
 Read in this order: 1 the definition; 2 the same for the CPU; 3 the Triton kernels; 4 `causal_conv`,
-which picks one; 5 the check, `python kernels.py`. To use the layer elsewhere, copy this file. Lines
-such as `# exercise 1` mark what the assignment leaves out.
+which picks one; 5 the check, `python kernels.py`. To use the layer elsewhere, copy this file.
 
 The Triton kernels have run in Triton's interpreter and been compiled, but not yet run on a GPU.
 
@@ -67,8 +66,8 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 #     dh_s = sum_i w_i * dy_{s+i}          the same convolution, looking ahead instead of back
 #     dw_i = sum_s dy_{s+i} * h_s
 #
-# torch.compile turns plain expressions into one loop without temporaries, so it gets those. The
-# residual needs no pass of its own: it only adds 1 to w_0.
+# torch.compile makes one loop of the plain sum, without temporaries, so it gets that. The residual
+# needs no pass of its own: it only adds 1 to w_0.
 
 
 def shift(x, i):
@@ -175,13 +174,14 @@ if triton is not None:
               STEPS: tl.constexpr, LAGS: tl.constexpr):  # fmt: skip
         """Which part of x a program works on, as index vectors along (lags, rows, columns).
 
-        A segment is STEPS tiles of a sequence, a strip COLS channels. Neighbouring programs take
-        neighbouring strips of the same rows: together they read whole rows.
+        A segment is STEPS tiles of a sequence, which has so many segments; a strip is COLS
+        channels. Neighbouring programs take neighbouring strips of the same rows: together they
+        read whole rows.
         """
         strips = tl.cdiv(D, COLS)
         segment = tl.program_id(0) // strips
         sequence = (segment // segments).to(tl.int64)  # 64 bits: x may have over 2^31 numbers
-        t = segment % segments * (STEPS * ROWS) + tl.arange(0, ROWS)[None, :, None]
+        t = (segment % segments) * STEPS * ROWS + tl.arange(0, ROWS)[None, :, None]
         column = tl.program_id(0) % strips * COLS + tl.arange(0, COLS)[None, None, :]
         lag = tl.arange(0, LAGS)[:, None, None]
         return segment, sequence, lag, t, column
@@ -199,6 +199,7 @@ if triton is not None:
                        D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr,
                        ROWS: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr,
                        LAGS: tl.constexpr):  # fmt: skip
+        """y of x and w. y and w are contiguous, and so are x's channels."""
         # exercise 12
         segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)
@@ -217,6 +218,7 @@ if triton is not None:
                         D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr,
                         ROWS: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr,
                         LAGS: tl.constexpr):  # fmt: skip
+        """dx, and for each segment a line (KERNEL, D) of dw. dy, w, dx, dw are contiguous."""
         # exercise 13
         segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)
@@ -244,7 +246,7 @@ BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps: fewer lines for dw
 
 
 def grid(x, weight, rows, steps):
-    """How to cover x (B, T, D): (segments in all, programs, the kernels' sizes, their settings)."""
+    """How to cover x (B, T, D): (lines of dw, programs, the kernels' sizes, their settings)."""
     B, T, D = x.shape
     lags = triton.next_power_of_2(len(weight))
     rows = max(1, rows * 4 // max(4, lags))  # the block must fit in registers
@@ -283,8 +285,8 @@ def backward_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, dy = x if x.stride(2) == 1 else x.contiguous(), dy.contiguous()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    segments, programs, sizes, settings = grid(x, weight, **BACKWARD_TILES)
-    dw = torch.empty(segments, *weight.shape, dtype=torch.float32, device=x.device)
+    lines, programs, sizes, settings = grid(x, weight, **BACKWARD_TILES)
+    dw = torch.empty(lines, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         weight = weight.contiguous()
         backward_kernel[programs](dy, x, weight, dx, dw, *sizes, RESIDUAL=residual, **settings)

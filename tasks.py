@@ -5,12 +5,12 @@ documents, marks the targets in them, here in [brackets], and packs them into wi
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
-Every step draws new documents, which hardly ever repeat, so that a model can't learn them by heart
-(only Capo asks for that).
+Every step draws new documents, so many that a model can't learn them by heart (only Capo asks for
+that; the smallest Mano lets it).
 
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
 (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts). 8 holds the presets, where a task
-of your own goes too; 9 prints examples. The lines `# exercise N` are for assignment/.
+of your own goes too; 9 prints examples.
 """
 
 import functools
@@ -211,8 +211,7 @@ class Depo(Task):
 def draw_sizes(rng, count, N):
     """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N)."""
     weights = 1 / (np.arange(3, N + 1) + N**0.5)
-    ends = np.cumsum(weights / weights.sum())[:-1]
-    return (3 + np.searchsorted(ends, rng.random(count), side="right")).tolist()
+    return (3 + rng.choice(N - 2, count, p=weights / weights.sum())).tolist()
 
 
 def shuffles(rng, sizes):
@@ -429,28 +428,18 @@ class Mano(Task):
         return [(tokens, [True] * len(tokens)) for tokens in texts]
 
     def instances(self, rng, lengths):
-        """The tokens of an instance for each length l. Expressions of l operators are drawn like
+        """The tokens of an instance for each length l, its number of operators."""
+        dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for single numbers
 
-            def expression(l):
-                if l == 0:
-                    return [number()]
-                left = rng.integers(l)  # operators in the left operand
-                return [operator(), *expression(left), *expression(l - 1 - left)]
+        def expression(l):
+            if l == 0:
+                return [1 + dice.randrange(self.modulus)]
+            operator = self.plus + dice.randrange(3)
+            left = dice.randrange(l)  # operators in the left operand
+            return [operator, *expression(left), *expression(l - 1 - left)]
 
-        but all side by side, a token a turn.
-        """
-        texts = [[self.bos, self.ans + l] for l in lengths]
-        stacks = [[l] for l in lengths]  # operands to come, the next one last
-        for _ in range(2 * max(lengths) + 1):
-            growing = [i for i, stack in enumerate(stacks) if stack]
-            operands = [stacks[i].pop() for i in growing]
-            operators = (self.plus + rng.integers(0, 3, len(growing))).tolist()
-            numbers = (1 + rng.integers(0, self.modulus, len(growing))).tolist()
-            lefts = rng.integers(0, np.maximum(operands, 1)).tolist()
-            for i, l, operator, number, left in zip(growing, operands, operators, numbers, lefts):
-                texts[i].append(operator if l > 0 else number)
-                stacks[i] += [l - 1 - left, left] if l > 0 else []
-        return [[*text, self.ans, 1 + self.value(iter(text[2:]))] for text in texts]
+        texts = [[self.bos, self.ans + l, *expression(l), self.ans] for l in lengths]
+        return [[*text, 1 + self.value(iter(text[2:]))] for text in texts]
 
     def value(self, tokens):
         """The value of the expression that an iterator of tokens starts with."""
@@ -877,7 +866,8 @@ def powers_of_two(most):
     return sorted({2**i for i in range(most.bit_length())} | {most})
 
 
-NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f"}  # all other scores are shares
+NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f",
+             "hops mastered": ".0f", "steps to k=1": ",.0f"}  # all other scores are shares
 
 
 def score_text(score, value):

@@ -22,9 +22,10 @@ IGNORED = shutil.ignore_patterns(".git", ".ci", ".venv", ".*_cache", "__pycache_
 
 EXERCISES = (  # what to write, and the tests that pass then, as `pytest -k` selects them
     ("the definition of the convolution",
-     "by_hand or causal_conv_reference and (gradcheck or streams)"),
+     "convolution_by_hand or causal_conv_reference and (gradcheck or streams)"),
     ("the same in place, and its derivative",
-     "causal_conv_pytorch and (equals or forward_alone) or no_shifted or gradcheck"),
+     "causal_conv_pytorch and (equals or forward_alone) or no_shifted"
+     " or gradcheck and not reference"),
     ("the Canon layer in a stream", "canon_layer_streams"),
     ("rotary positions", "rotary_depends"),
     ("attention with Canon-B", "attention_is_a_mean"),

@@ -34,16 +34,14 @@ sys.path.insert(0, str(HERE.parent))
 
 import plot  # noqa: E402
 import train  # noqa: E402
-from tasks import NO_SHARES  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 # ---- 1. The comparisons ----------------------------------------------------
 #
 # A group is every model on every task, both with flags for train.py ({twice} the task's steps,
 # {half} its width). Its figure is a function of plot.py, the scores it shows and a title, where
-# {model} becomes the median last score. A claim has its place in the paper, the paper's numbers, a
-# score and a rule. R1*, R2*, .. mark rules that were written when some of their runs were known;
-# the others are of 2026-11-22, before their runs.
+# {model} becomes the median last score, {model#} how many seeds reach 90%. A claim has its place in
+# the paper (* if some of its runs were known before), the paper's numbers, a score and a rule.
 
 Group = namedtuple("Group", "minutes tasks models figure claims")
 GROUPS = {}
@@ -55,7 +53,6 @@ def group(name, minutes, tasks, models, figure, *claims):
 
 MAIN = dict(copy="sequences", depo0="answers", depo1="answers", depo2="answers", brevo1="all",
             brevo2="all", lano="sentences", capo="bits/param", mano="longest")  # fmt: skip
-NO_SHARES |= {"hops mastered": ".0f", "steps to k=1": ",.0f"}
 SUITE = {task: f"{task}: {score}" for task, score in MAIN.items() if task != "copy"}
 
 
@@ -78,11 +75,13 @@ HYBRID = {"GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd"}
 group(
     "copy", 1, ["copy"],
     {"one layer": "", "one layer + Canon": "--canon abcd", "two layers": "--n-layer 2",
-     "128 dims": "--d-model 128"},
+     "128 dims": "--d-model 128", "one layer, twice the steps": "--steps {twice}"},
     (plot.curves, ["tokens", "sequences"],
-     "One layer copies {one layer + Canon} with Canon, {one layer} without"),
+     "One 16-dim layer copies {one layer + Canon} with Canon, {one layer} without"),
     ("R1*", "One layer copies with Canon, and not without", "100%; 0%", "sequences",
      "one layer + Canon > 90%; one layer at chance"),
+    ("R1*", "Twice the steps do not make up for Canon", "", "sequences",
+     "one layer + Canon > one layer, twice the steps"),
     ("R1*", "Two layers copy without Canon", "", "sequences", "two layers > 90%"),
     ("R1*", "One layer of 128 dims copies without Canon", "", "sequences", "128 dims > 90%"),
 )
@@ -91,18 +90,17 @@ group(
     {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
      "NoPE, twice the steps": "--pos nope --steps {twice}"},
     (plot.curves, ["k="],
-     "{score} with Canon: {NoPE + Canon} (NoPE), {RoPE + Canon} (RoPE); without: {NoPE}, {RoPE}"),
+     "{score}: with Canon on {NoPE + Canon#} seeds (NoPE) and {RoPE + Canon#} (RoPE), without on "
+     "{NoPE#} and {RoPE#}"),
     ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
     ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon > 2 x RoPE"),
     ("R2", "Canon masters one hop sooner", "", "steps to k=1", "RoPE + Canon sooner than RoPE"),
-    ("R2", "Twice the steps do not make up for Canon", "0%; 94% (k=8)", "answers",
-     "RoPE + Canon > RoPE, twice the steps; NoPE + Canon > NoPE, twice the steps"),
+    *(("R2", f"Twice the steps do not make up for Canon ({pos})", "", "answers",
+       f"{pos} + Canon > {pos}, twice the steps") for pos in ("RoPE", "NoPE")),
 )
 group(
     "fewer", 20, ["depo0"], {"RoPE, K=1": "--K 1", "RoPE, K=2": "--K 2", **PAIRS},
     (plot.bars, ["k="], "Without Canon, one hop comes if no other is asked for (K=1)"),
-    ("R2*", "Canon reasons twice as deep as RoPE asked for less", "2-4 times", "hops mastered",
-     "NoPE + Canon > 2 x RoPE, K=1; NoPE + Canon > RoPE, K=2"),
     ("R2*", "Canon masters one hop of four sooner than RoPE one alone", "", "steps to k=1",
      "RoPE + Canon sooner than RoPE, K=1; NoPE + Canon sooner than RoPE, K=1"),
 )
@@ -116,15 +114,14 @@ group(
      "NoPE + Canon >~ RoPE + Canon"),
     ("R3", "NoPE + Canon beats ALiBi and H-ALiBi", "", "answers",
      "NoPE + Canon > ALiBi; NoPE + Canon > H-ALiBi"),
-    ("R3", "With Canon, RoPE(1/4) is as good as RoPE and NoPE", "100% (k=8)", "answers",
-     "RoPE(1/4) + Canon >~ RoPE + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
+    ("R3", "With Canon, RoPE(1/4) is as good as RoPE", "100% (k=8)", "answers",
+     "RoPE(1/4) + Canon >~ RoPE + Canon"),
 )
 group(
     "ablation", 20, ["depo0"],
     {"none": "", **{p: f"--canon {p.lower()}" for p in "A B C D AC ACD ABCD".split()},
      "no residual": "--canon abcd --canon-no-residual", "SiLU": "--canon abcd --canon-silu",
-     "frozen": "--canon abcd --canon-frozen", "kernel 2": "--canon abcd --canon-kernel 2",
-     "kernel 3": "--canon abcd --canon-kernel 3"},
+     "frozen": "--canon abcd --canon-frozen"},
     (plot.bars, ["k="], "{score}: A {A}, B {B}, C {C}, D {D}, all {ABCD}, none {none}"),
     ("R4", "A, B, C and D each help alone", "", "answers",
      "A > none; B > none; C > none; D > none"),
@@ -206,9 +203,9 @@ RULES = {  # from sorted seeds: (whether it holds, whether it does not)
     # every seed of a is at least x times every seed of b, and b's best is above chance
     r"(.+) > ([\d.]+) x (.+)": lambda floor, a, x, b: (
         a[0] >= x * b[-1] > x * floor, a[-1] < x * b[0] and b[-1] > floor),
-    # every seed of a is so far up from b's mean to c's
+    # every seed of a covers that share of the way from b's mean to c's
     r"(.+) > ([\d.]+)% from (.+) to (.+)": covers,
-    # every seed is so high; below, and above chance; at chance
+    # every seed is so high; every seed is lower, and above chance; every seed is at chance
     r"(.+) > ([\d.]+)%": lambda floor, a, x: (a[0] >= x / 100, a[-1] < x / 100),
     r"(.+) < ([\d.]+)%": lambda floor, a, x: (floor < a[0] and a[-1] < x / 100, a[0] >= x / 100),
     r"(.+) at chance": lambda floor, a: (a[-1] <= floor, a[0] > floor),
@@ -264,7 +261,7 @@ def all_runs():
 
 def add_scores(task, scores):
     """hops mastered: the largest k up to which every k is 90% right. answers: the mean over k.
-    longest: Mano's last score. The last one counts in a task of your own, too."""
+    longest: Mano's last score. A task of your own counts its last one, too."""
     last = [0, *scores.values()][-1]
     hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
     if hops:
@@ -298,7 +295,7 @@ def command(task, flags, rest):
     if "{" in f"{flags}":
         _, _, config, training = train.prepare(["--task", name, *rest])
         sizes = {"half": config.d_model // 2, "twice": 2 * training["steps"]}
-        flags = [*rest, *(flag.format(**sizes) for flag in flags)]
+        flags, rest = [*rest, *(flag.format(**sizes) for flag in flags)], []
     return ["--task", name, *flags, *rest]
 
 
@@ -310,7 +307,8 @@ def recipe(run):
 
 def represent(group, rest, runs, rates):
     """{model: its runs at its best rate}, and the runs at all rates. The best rate has the highest
-    mean of the last main scores over seeds; rates with fewer than three seeds come last."""
+    mean of the last main scores over seeds; if two tie, of all scores before the last. Rates with
+    fewer than three seeds come last."""
     best, tried = defaultdict(list), {}
     for task, (model, flags) in product(group.tasks, group.models.items()):
         wanted, ranked = recipe(train.recipe_of(*train.prepare(command(task, flags, rest)))), {}
@@ -318,7 +316,9 @@ def represent(group, rest, runs, rates):
             rate = mine[0]["training"]["lr"]
             if not rates or rate in rates:
                 tried[f"{model}, {mine[0]['task']['name']} at {rate}"] = mine
-                ranked[min(SEEDS, len(mine)), mean(plot.last_scores(mine, "main"))] = mine
+                ends = mean(plot.last_scores(mine, "main"))
+                before = [s for r in mine for e in r["evals"][:-1] for s in e["eval"].values()]
+                ranked[min(SEEDS, len(mine)), ends, mean([0, *before])] = mine
         if ranked:
             best[model] += ranked[max(ranked)]
     return best, tried
@@ -332,6 +332,7 @@ def show(name, best, tried, preset, out):
     for model, runs in best.items():
         if values := plot.last_scores(runs, scores[-1]):
             medians[model] = plot.score_text(scores[-1], median(values))
+            medians[model + "#"] = f"{sum(v >= 0.9 for v in values)} of {len(values)}"
     plot.save(draw(best, scores, title.format_map(medians)), out / f"{name}_{preset}")
     print(f"\n{plot.table(best, scores)}\n")
     if len(tried) > len(best) * len(GROUPS[name].tasks):
@@ -343,8 +344,7 @@ def show(name, best, tried, preset, out):
 def claims():
     """All claims, for each preset and dtype with runs."""
     runs, rows = all_runs(), []
-    known = product(("nano", "small", "paper"), ("float32", "bfloat16"))
-    kinds = [kind for kind in known if kind in {(run["preset"], run["dtype"]) for run in runs}]
+    kinds = sorted({(run["preset"], run["dtype"]) for run in runs})
     for name, group in GROUPS.items():
         shown = {}
         for preset, dtype in kinds:
