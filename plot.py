@@ -46,7 +46,7 @@ def read_run(folder):
 
 
 def read_all(paths):
-    """The runs with scores in folders and packed files. Damaged ones are named on stderr."""
+    """The runs with scores in folders and packed files; damaged ones are named on stderr."""
     runs, damaged = [], False
     for path in map(Path, paths):
         if not path.exists():
@@ -60,9 +60,9 @@ def read_all(paths):
             runs += found
         except FileNotFoundError:
             continue  # not begun
-        except Exception:  # whatever damage there is
+        except Exception:  # any damage
             damaged = True
-            print(f"plot.py: {path} is damaged, or no run's folder or file", file=sys.stderr)
+            print(f"plot.py: {path} is no run, or damaged", file=sys.stderr)
     if damaged and not runs:
         sys.exit(2)
     return runs
@@ -106,7 +106,7 @@ canon_frozen vocab_size block_size""".split()  # the last two follow from the ta
 def models(runs):
     """{label: its runs, by seed}. A label names the model, and all else that differs among the runs
     but the seed. Of two runs with one recipe and seed the later counts."""
-    recipes = [recipe_of(run) for run in runs]
+    recipes = [flat_recipe(run) for run in runs]
     fields = dict.fromkeys(field for recipe in recipes for field in recipe)
     differ = [f for f in fields if len({str(recipe.get(f)) for recipe in recipes}) > 1
               and f.removeprefix("model.") not in IN_LABEL]  # fmt: skip
@@ -119,7 +119,7 @@ def models(runs):
             list(group.values()) for label, group in groups.items()}  # fmt: skip
 
 
-def recipe_of(run):
+def flat_recipe(run):
     """{'preset': 'nano', 'dtype': 'float32', 'task.N': 5, 'model.canon': 'abcd', ..}"""
     parts = ("task", "model", "training")
     settings = {f"{part}.{field}": run[part][field] for part in parts for field in run[part]}
@@ -190,7 +190,7 @@ HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#
 DASHES = {"rope4": "-.", "nope": "--", "alibi": (0, (2.5, 1, 1, 1)), "halibi": ":"}
 
 
-def looks(groups, shade=1):
+def style(groups, shade=1):
     """{label: (colour, dashes)}; models that would look alike get a shade darker each."""
     found, seen = {}, []
     for label, runs in groups.items():
@@ -221,12 +221,13 @@ def name_ends(axis, ends):
 
 plt.rc("axes", titlesize=11, titlelocation="left", titlepad=13)
 plt.rc("axes.spines", top=False, right=False)
+plt.rc("text", parse_math=False)
 
 
 def curves(groups, scores=None, title=None):
     """Scores against training steps, a panel a score."""
     figure, panels = make_panels(groups, scores, 3, 3, title)
-    styles = looks(groups, shade=0.72)
+    styles = style(groups, shade=0.72)
     last = max(run["evals"][-1]["step"] for runs in groups.values() for run in runs)
     for axis, score, factor, chance in panels:
         ends = []
@@ -234,7 +235,7 @@ def curves(groups, scores=None, title=None):
             (colour, dashes), front = styles[label], 2 + points(runs[0]["model"])
             for run in runs:
                 steps, values = curve([run], score)
-                axis.plot(steps, factor * values, color=colour, lw=0.8, alpha=0.45)
+                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=0.8, alpha=0.45)
             steps, values = curve(runs, score)
             if steps:
                 axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
@@ -245,7 +246,7 @@ def curves(groups, scores=None, title=None):
             ends.append((factor * chance, last, "chance", FAINT))
         axis.set(xlim=(0, last), ylim=(-2, 102) if factor == 100 else (0, None))
         axis.set_xlabel("training steps")
-        if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:  # for the row
+        if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:
             name_ends(axis, ends)
     return figure
 
@@ -253,7 +254,7 @@ def curves(groups, scores=None, title=None):
 def bars(groups, scores=None, title=None):
     """The last scores, a panel a score."""
     figure, panels = make_panels(groups, scores, 4, 0.8 + 0.29 * len(groups), title)
-    styles = looks(groups)
+    styles = style(groups)
     for axis, score, factor, chance in panels:
         beside, above = axis.get_yaxis_transform(), axis.get_xaxis_transform()
         for place, (label, runs) in enumerate(groups.items()):
@@ -296,7 +297,7 @@ def make_panels(groups, scores, most, height, title):
 
 def settings(runs):
     """What all have in common: 'task depo1, preset nano, N 5, seeds 0; medians'"""
-    same, recipes = [], [recipe_of(run) for run in runs]
+    same, recipes = [], [flat_recipe(run) for run in runs]
     for fact in "task.name preset task.N task.K model.n_layer model.d_model".split():
         values = {recipe.get(fact) for recipe in recipes}
         if len(values) == 1 and values != {None}:
@@ -379,8 +380,9 @@ def inside(folder):
     if canons:
         sizes, letters = torch.stack(canons, dim=1), model.config.canon.upper()
         places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]
-        panels.append(("Canon: mean |w_i|", sizes, [f"w_{i}" for i in range(len(sizes))], places))
-    title = f"{folder.name}: the sharpest {len(sharpest)} of {len(heads)} heads"
+        down = [f"w_{i}" for i in range(len(sizes))]
+        panels.append(("Canon's |w_i| (dark: 1)", sizes, down, places))
+    title = f"Where heads of {folder.name} look (dark: with all attention)"
     figure, axes = make_grid(len(panels), 2, 0.7 + 0.13 * len(names), title)
     for axis, (title, values, down, across) in zip(axes, panels):
         axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
@@ -408,7 +410,7 @@ def main(argv=None):
     parser.error = fail
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
-    add("--out", type=Path, default="out", help="the figures' folder (default: out)")
+    add("--out", type=Path, default="out", help="figures' folder (default: out)")
     add("--inside", action="store_true", help="draw each folder's attention and Canon weights")
     add("--save", type=Path, help="pack the runs into this file")
     args = parser.parse_args(argv)
@@ -423,7 +425,7 @@ def main(argv=None):
             return
         runs = read_all(args.runs)
         if not runs:
-            fail("no scores yet in any of these")
+            fail("no scores yet")
         if args.save:
             rows = ",\n".join(map(json.dumps, runs))  # a line a run
             args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')

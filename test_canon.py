@@ -861,7 +861,7 @@ def test_presets_make_sense(name):
 
 
 @parametrize("name", ("copy", "depo1", "brevo1", "mano"))
-def test_evaluation_is_repeatable_and_on_fresh_data(name, monkeypatch):
+def test_evaluation_is_on_fresh_data(name, monkeypatch):
     task, seeds, draw = make_task(name), [], np.random.default_rng
     monkeypatch.setattr(np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed))
     forward = lambda tokens: (torch.zeros(*tokens.shape, task.vocab_size), None)
@@ -1900,7 +1900,7 @@ def test_figures_show_the_numbers():
     axis = plot.bars(groups).axes[0]
     assert np.allclose([bar.get_width() for bar in axis.patches], [65, 90])
     assert [text.get_text() for text in axis.texts] == ["65%", "90%", "chance"]
-    grey, colour = (np.ptp(colour) for colour, _ in plot.looks(groups).values())
+    grey, colour = (np.ptp(colour) for colour, _ in plot.style(groups).values())
     assert grey == 0 < colour
     axis = figure.axes[0]
     plot.name_ends(axis, [(y, 1, "", "red") for y in (50, 0, 50, 0)])  # would overlap

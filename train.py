@@ -28,6 +28,8 @@ import zipfile
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # OpenMP's idle threads soon leave their core
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if it comes during imports
 
 import numpy as np
 import torch
@@ -54,7 +56,7 @@ def end(message, status=2):
 
 
 def between(low, high, kind=int):
-    """A type for argparse: the numbers from low to high."""
+    """{"type": ..} for argparse: the numbers from low to high."""
 
     def read(text):
         with contextlib.suppress(ValueError):
@@ -419,7 +421,7 @@ def train(args, task, config, training, command, stack):
     eval_every = args.eval_every or max(1, training["steps"] // 20)
     workers = 4 * (device == "cuda") if args.workers is None else args.workers
     stream = Stream(task, args.seed, training["batch_size"], args.grad_accum)
-    stop = stack.enter_context(stop_requests())
+    requests = stack.enter_context(stop_requests())
     batches = iter(DataLoader(stream, batch_size=None, sampler=steps, num_workers=workers,
                               worker_init_fn=ignore_signals, pin_memory=device == "cuda"))
     bar = tqdm(desc="compiling" * args.compile, total=steps.stop, initial=done, mininterval=1,
@@ -436,15 +438,18 @@ def train(args, task, config, training, command, stack):
         parts = zip(*(tensor.to(device, non_blocking=True) for tensor in batch))
         lr = learning_rate(step, training)
         loss, norm = train_step(forward, optimizer, parts, lr, autocast)
-        done, bar.desc = step + 1, ""  # the first step compiles
+        done = step + 1
         bar.update()
+        if step == steps.start:  # it took longer: it compiled
+            bar.desc = ""
+            bar.unpause()
 
         # Log, score, save now and then: to read a number is to wait for the GPU
         evaluate = done % eval_every == 0 or done == steps.stop
         due = evaluate or done % 20 == 0
-        if not due and not (stop and WORLD == 1):
+        if not due and not (requests and WORLD == 1):
             continue
-        sums = torch.stack([loss, torch.full_like(loss, bool(stop))])
+        sums = torch.stack([loss, torch.full_like(loss, bool(requests))])
         if WORLD > 1:  # so all stop after the same step
             torch.distributed.all_reduce(sums)
         loss, stopping = sums[0].item() / WORLD, bool(sums[1])
@@ -456,7 +461,7 @@ def train(args, task, config, training, command, stack):
                     "data_share": round(waited / took, 4)}
             if evaluate:
                 with autocast, torch.no_grad():
-                    require_finite(model(batch[0][0, :, :-1].to(device))[0])
+                    require_finite(model(batch[0][0, :, :-1].to(device))[0])  # the new weights
                     scores = line["eval"] = task.evaluate(model, args.seed, args.eval_size)
                 require_finite(*scores.values())
                 shown = {name: score_text(name, score) for name, score in scores.items()}
@@ -469,7 +474,7 @@ def train(args, task, config, training, command, stack):
         if stopping:
             bar.close()
             end(f"stopped after step {done}; the same command with --resume goes on",
-                128 + (stop or [signal.SIGTERM])[0])
+                128 + (requests or [signal.SIGTERM])[0])
         logged, last_time, waited = done, time.perf_counter(), 0.0
     bar.close()
 

@@ -90,8 +90,8 @@ group(
     {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
      "NoPE, twice the steps": "--pos nope --steps {twice}"},
     (plot.curves, ["k="],
-     "{score}: with Canon on {NoPE + Canon#} seeds (NoPE) and {RoPE + Canon#} (RoPE), without on "
-     "{NoPE#} and {RoPE#}"),
+     "{score}: NoPE + Canon on {NoPE + Canon#} seeds, RoPE + Canon on {RoPE + Canon#}, "
+     "RoPE on {RoPE#}"),
     ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
     ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon > 2 x RoPE"),
     ("R2", "Canon masters one hop sooner", "", "steps to k=1", "RoPE + Canon sooner than RoPE"),
