@@ -381,8 +381,8 @@ def inside(folder):
         sizes, letters = torch.stack(canons, dim=1), model.config.canon.upper()
         places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]
         down = [f"w_{i}" for i in range(len(sizes))]
-        panels.append(("Canon's |w_i| (dark: 1)", sizes, down, places))
-    title = f"Where heads of {folder.name} look (dark: with all attention)"
+        panels.append(("Canon: mean |w_i|; dark: 1", sizes, down, places))
+    title = f"{folder.name}: where its heads look (dark: all attention)"
     figure, axes = make_grid(len(panels), 2, 0.7 + 0.13 * len(names), title)
     for axis, (title, values, down, across) in zip(axes, panels):
         axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
