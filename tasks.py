@@ -182,7 +182,8 @@ class Depo(Task):
         all_names, hops = self.words.draw(rng, sizes), iter(hops.tolist())
         for names, edges, asked in zip(all_names, shuffles(rng, sizes), shuffles(rng, sizes)):
             # names[x] is the word of node x, a list of tokens. Both edges and asked are 0..n-1 in
-            # random order: x in edges stands for x -> x + 1; the first of asked are asked about.
+            # random order: x in edges stands for x -> x + 1; the first of asked are asked about,
+            # and next(hops) is the next question's k.
             n, tokens, mask, answers = len(names), [self.bos], [], []
             # exercise 7: extend tokens, mask and answers
             for x in edges:
@@ -366,8 +367,8 @@ def draw_graph(dice, n):
 
 
 def draw_order(dice, parents, q):
-    """All that q depends on and q, parents first. Drawn backward from q: next is one of the nodes
-    whose needed children are all there."""
+    """All that q depends on and q, parents first. Drawn backward from q: each time one of the nodes
+    whose needed children are all placed."""
     needed = dependencies(parents, q)
     missing = Counter(parent for node in needed for parent in parents[node])  # children
     order, ready = [], [q]
@@ -551,7 +552,7 @@ class Grammar:
         # Down: starts[X][t] = P(the first t tokens are right, and an X begins there). The root
         # begins at 0, a rule's first part where its symbol does, the next where that ends; `end`
         # is where the root's last part ends.
-        # exercise 11: starts and end
+        # exercise 11: starts[X] and end, (B, 1, T + 1)
         inside = {v: torch.diag_embed(scale * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}
         for symbol in list(self.rules)[:-1]:
             total = 0
@@ -614,13 +615,13 @@ class Lano(Task):
         KL: of the next-token distribution from the exact one, in nats, the mean over all places of
         n sentences."""
         batch_size, device = self.training["batch_size"], next(model.parameters()).device
-        generator, known = torch.Generator(device).manual_seed(seed), 0
+        generator, parsed = torch.Generator(device).manual_seed(seed), 0
         for bos in torch.full((n, 1), self.bos, device=device).split(4 * batch_size):
             texts = model.generate(bos, self.block_size, 1.0, self.bos, generator)[:, 1:]
             texts = texts[texts[:, -1] == self.bos]  # the others have no end
             words = texts != self.bos
             chart = self.charts(texts * words)
-            known += int((chart[torch.arange(len(texts)), words.sum(1), 0] > 0).sum())
+            parsed += int((chart[torch.arange(len(texts)), words.sum(1), 0] > 0).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, places = 0.0, 0
@@ -633,7 +634,7 @@ class Lano(Task):
             log_model = logits.to(exact.dtype).log_softmax(-1)[:, [self.bos, 1, 2, 3]]
             nats += float((torch.xlogy(exact, exact) - exact * log_model).sum())
             places += len(exact)
-        return {"sentences": known / n, "KL": nats / places}
+        return {"sentences": parsed / n, "KL": nats / places}
 
     def charts(self, tokens):
         """The chart of many rows, a few at a time to save memory."""
@@ -696,13 +697,13 @@ class Capo(Task):
         return text
 
     def documents(self, rng, count):
-        """For an example; in training, `batch` says who comes when."""
+        """Only for printing; `batch` draws the training data."""
         lives = self.biographies(rng, 0, rng.integers(0, self.N, count)).tolist()
         return [(tokens, [True] * len(tokens)) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
-        """As in all tasks, but windows hold whole biographies, zeros behind, and nobody comes again
-        before everybody has come."""
+        """As in all tasks, but windows hold whole biographies, zeros behind, and everybody comes
+        once an epoch."""
         meetings = batch_size * self.lives
         turns = range(step * meetings, (step + 1) * meetings)
         who = [meeting_order(seed, turn // self.N, self.N)[turn % self.N] for turn in turns]
@@ -877,7 +878,7 @@ def score_text(score, value):
 
 
 def is_share(score, value):
-    """Whether it counts in percent."""
+    """Whether it prints as a percentage."""
     return score_text(score, value).endswith("%")
 
 

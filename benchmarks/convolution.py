@@ -1,4 +1,4 @@
-"""The causal convolution, in every form there is:   python benchmarks/convolution.py
+"""The causal convolution, every implementation:   python benchmarks/convolution.py
 
 Milliseconds forward and backward, GB/s, and the share of what a plain copy reaches. Forward must
 read x and write y; backward must read x and dy and write dx. The shapes are those of Canon-A and C,

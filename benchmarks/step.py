@@ -40,7 +40,7 @@ def ours(task, **options):
 
 
 def llama(task):
-    """The same of Hugging Face's Llama."""
+    """Hugging Face's Llama, likewise."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -1,8 +1,8 @@
 """Which hop's end each head looks at:   python results/depo0/hops.py out/RUN
 
-For a trained Depo0 model, asked for its most hops about 60 of the largest cycles. The end of a hop
-is the second name of its edge and the two tokens behind it, into which Canon has mixed the name.
-Prints the mean share of attention, and draws it (hops.png in the folder).
+Asks a trained Depo0 model for K hops on 60 cycles of N nodes. The end of a hop is the second name
+of its edge and the two tokens behind it, into which Canon mixes the name. Prints the mean share of
+attention, and draws it (hops.png in the folder).
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main():
     layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
     heads = [f"{layer}.{n + 1}" for layer in layers for n in range(model.config.n_head)]
     hops = [f"hop {hop}" for hop in range(1, task.K + 1)]
-    title = f"Asked for {task.K} hops: which hop's end each head looks at"
+    title = f"Asked for {task.K} hops, how much of its attention a head gives to each hop's end"
     figure, axes = plot.make_grid(len(shares), 1, 1.6, title)
     for axis, (asker, share) in zip(axes, shares.items()):
         rows = [[hop, *(f"{x:.2f}" for x in column)] for hop, column in zip(hops, share.T)]
