@@ -94,8 +94,11 @@ def shift_and_add(x, weight, direction):
 class Convolution(torch.autograd.Function):
     """y of x (B, T, D) and weight (kernel, D): by the code above (kernel <= T), or by Triton.
 
-    Gradients of gradients raise an error in Triton, forward-mode derivatives in both.
+    Gradients of gradients and torch.func.grad raise an error in Triton, forward-mode derivatives in
+    both.
     """
+
+    generate_vmap_rule = True  # for torch.func.vmap
 
     @staticmethod
     def forward(x, weight, residual, by_triton):
@@ -113,11 +116,14 @@ class Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         if ctx.by_triton:
             return *backward_op(dy, x, weight, ctx.residual), None, None
+        dx = dw = None
         # exercise 2
-        T = x.shape[1]
-        dx = shift_and_add(dy, with_residual(weight) if ctx.residual else weight, -1)
-        products = (dy[:, i:] * x[:, : T - i] for i in range(len(weight)))
-        dw = torch.stack([product.sum(1).sum(0) for product in products])
+        if ctx.needs_input_grad[0]:
+            dx = shift_and_add(dy, with_residual(weight) if ctx.residual else weight, -1)
+        if ctx.needs_input_grad[1]:
+            products = (dy[:, i:] * x[:, : x.shape[1] - i] for i in range(len(weight)))
+            dw = torch.stack([product.sum(1).sum(0) for product in products])
+        # end of exercise
         return dx, dw, None, None
 
 
@@ -312,9 +318,9 @@ def causal_conv(x, weight, residual=True, tail=None):
 
     y has x's dtype, under autocast too. Raises ValueError for what does not fit.
     """
-    if not x.is_floating_point():
-        raise ValueError(f"causal_conv takes floating-point x, not {x.dtype}")
-    if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] != x.shape[2]:
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise ValueError(f"causal_conv takes floating-point numbers, not {x.dtype}, {weight.dtype}")
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] != x.shape[2] or len(weight) == 0:
         shapes = f"{tuple(x.shape)} and {tuple(weight.shape)}"
         raise ValueError(f"causal_conv takes x (B, T, D) and weight (kernel, D), not {shapes}")
     if tail is not None:  # more rows on top; in a stream x is short, so this is cheap

@@ -412,7 +412,7 @@ def main(argv=None):
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="figures' folder (default: out)")
     add("--inside", action="store_true", help="draw each folder's attention and Canon weights")
-    add("--save", type=Path, help="pack the runs into this file")
+    add("--save", type=Path, help="pack runs into a file")
     args = parser.parse_args(argv)
     try:
         if args.inside:
@@ -427,7 +427,7 @@ def main(argv=None):
         if not runs:
             fail("no scores yet")
         if args.save:
-            rows = ",\n".join(map(json.dumps, runs))  # a line a run
+            rows = ",\n".join(map(json.dumps, runs))
             args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
         kinds = {}
         for run in runs:
@@ -437,8 +437,8 @@ def main(argv=None):
             draw = curves if len(groups) <= 12 else bars  # a tangle
             save(draw(groups), args.out / Path(kind).name)
             print(f"\n{table(groups)}\n")
-    except OSError as error:
-        fail(error)
+    except Exception as error:
+        fail(f"cannot draw: {error}")
 
 
 if __name__ == "__main__":

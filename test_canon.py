@@ -127,10 +127,12 @@ def test_convolution_equals_the_definition_in_float64(name, dtype, shape):
 
 @parametrize("name", BOTH)
 def test_convolution_forward_alone(name):
+    conv = getattr(kernels, name)
     for kernel, shape in product((2, 3, 4), ((1, 1, 2), (2, 9, 40))):
         x, weight, _ = conv_inputs(*shape, kernel)
         want = causal_conv_reference(x, weight)
-        assert_close(getattr(kernels, name)(x, weight), want)
+        assert_close(conv(x, weight), want)
+        assert_close(torch.func.vmap(conv, (None, 0))(x, weight[None])[0], want)
 
 
 @needs_triton
@@ -199,7 +201,7 @@ def test_operators_are_registered_properly():
 
 @parametrize("name", ALL)
 def test_convolution_compiles_in_one_graph(name):
-    """Also for fewer tokens than weights, and where only x or only the weight wants a gradient."""
+    """Also for T < kernel, and where only x or only the weight wants a gradient."""
     conv = getattr(kernels, name)
     close = partial(assert_close, atol=1e-5, rtol=1e-5)
     for shape, residual in (((2, 9, 8), True), ((3, 2, 5), False)):
@@ -235,7 +237,7 @@ def test_triton_refuses_second_derivatives():
 
 @pytest.mark.skipif(not CUDA, reason="no GPU")
 def test_convolution_beyond_2_to_the_31():
-    """Of a tensor with more numbers than 32 bits count, the last rows."""
+    """The last rows of over 2^31 numbers."""
     x, weight, _ = conv_inputs(1, 2**20 + 5, 1024, dtype=torch.bfloat16)
     x = x.requires_grad_()
     y = kernels.causal_conv(x, weight)
@@ -257,7 +259,7 @@ def test_convolution_of_nothing():
 def test_convolution_refuses_what_does_not_fit():
     x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
     for x, weight, tail in ((x[0], weight, None), (x, weight[:, :2], None), (x, weight, x),
-                            (x.int(), weight, None)):  # fmt: skip
+                            (x.int(), weight, None), (x, weight[:0], None)):  # fmt: skip
         with pytest.raises(ValueError):
             kernels.causal_conv(x, weight, tail=tail)
 
@@ -282,7 +284,7 @@ VARIANTS += [dict(mixer="gdn,attention", canon="acd"), dict(mixer="mamba2", mlp=
 
 
 def small_model(**options):
-    """Two layers, 32 dims, 4 heads, 24 positions; weights large enough for every path to matter."""
+    """Its weights are large enough for every path to matter."""
     settings = dict(vocab_size=19, block_size=24, n_layer=2, n_head=4, d_model=32) | options
     model = CanonGPT(Config(**settings))
     with torch.no_grad():
@@ -293,7 +295,7 @@ def small_model(**options):
 
 
 def streamed(module, x, lengths):
-    """What a module makes of x in pieces of these lengths, and the state that it is left with."""
+    """What a module makes of x in pieces of these lengths, and its state at the end."""
     state = {}
     outputs = [module(piece, state=state) for piece in x.split(lengths, dim=1)]
     if isinstance(module, CanonGPT):
@@ -1606,7 +1608,7 @@ def test_what_is_not_finite_stops_the_run_and_is_not_saved(what, ends, monkeypat
         return loss * (math.nan if what == "loss" else 1), norm
 
     monkeypatch.setattr(train, "train_step", spoilt)
-    words = f"step {last}: loss ", "run/ckpt.pt is the last good"
+    words = f"step {last}: loss ", "smaller --lr"
     with interruption(last - 1):  # at 50 it would save, but not score
         ends(tiny("--steps 60 --eval-every 20"), *words, status=1, training=True)
     assert checkpoint("run")["step"] == logged("run")[-1]["step"] == 40

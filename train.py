@@ -62,7 +62,7 @@ def between(low, high, kind=int):
         with contextlib.suppress(ValueError):
             if low <= (value := kind(text)) <= high:
                 return value
-        raise argparse.ArgumentTypeError(f"{text}: allowed: {low} to {high}")
+        raise argparse.ArgumentTypeError(f"{text}: allowed: {low:,} to {high:,}")
 
     return {"type": read}
 
@@ -247,7 +247,7 @@ def run_folder(out, resume, about):
             end(f"{out} is in use by another process")
         except (ImportError, OSError):  # Windows, or a file system without locks
             pass
-        if not resume:
+        if not (resume and file.tell()):
             file.truncate(0)
             print(json.dumps(about, indent=1), file=file, flush=True)
         yield
@@ -414,7 +414,7 @@ def train(args, task, config, training, command, stack):
         if not all(torch.as_tensor(value).isfinite().all() for value in values):
             bar.close()
             end(f"step {done}: loss {loss}, gradient norm {norm}: not all is finite. "
-                f"{out / 'ckpt.pt'} is the last good one; try a smaller --lr", 1)
+                "Start anew, with a smaller --lr", 1)
 
     steps = range(done, training["steps"])
     batch_tokens = training["batch_size"] * task.block_size
