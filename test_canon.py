@@ -153,7 +153,6 @@ def test_eager_convolution_makes_no_shifted_copies(monkeypatch):
 
 @parametrize("name", ALL)
 def test_convolution_keeps_dtype_and_takes_any_stride(name):
-    """Also under autocast, which leaves it alone, and with weights of another dtype."""
     conv = getattr(kernels, name)
     x, weight, _ = conv_inputs(3, 11, 16, dtype=torch.bfloat16)
     assert conv(x, weight).dtype == torch.bfloat16
@@ -531,7 +530,6 @@ COMPILED += [pytest.param(dict(canon="abcd"), "inductor", marks=needs_compiler)]
 
 @parametrize("options, backend", COMPILED, ids=str)
 def test_model_compiles_in_one_graph(options, backend):
-    """Most without the code generator, but with its decompositions; one with all of it."""
     device = DEVICE if backend == "inductor" else "cpu"
     model = small_model(**options).to(device)
     batch = some_tokens().to(device), some_tokens().to(device)
@@ -546,7 +544,6 @@ def test_model_compiles_in_one_graph(options, backend):
 
 @parametrize("mixer", ("attention", *LINEAR))
 def test_bfloat16_throughout_and_by_autocast(mixer):
-    """Under autocast, Canon gets and gives bfloat16, and the loss stays float32."""
     model = small_model(canon="abcd", mixer=mixer).to(DEVICE)
     batch = some_tokens().to(DEVICE), some_tokens().to(DEVICE)
     exact, seen = model(*batch)[1], []
@@ -1211,7 +1208,6 @@ def test_lano_chart_equals_enumeration(cfg, root):
 
 @parametrize("cfg, most", (("cfg3f", 350), ("cfg3j", 1000), ("cfg3k", 800)))
 def test_lano_long_sentences_neither_underflow_nor_lose_probability(cfg, most):
-    """What may follow a prefix adds up to the prefix's own probability."""
     grammar = tasks.Grammar(tasks.GRAMMARS[cfg])
     assert all(3 <= len({*rules}) == len(rules) <= 4 for rules in grammar.rules.values())
     sentences = grammar.sample(default_rng(1), 1000)
@@ -1639,7 +1635,6 @@ def test_learning_rate_schedule():
 
 @parametrize("name", ("depo", "mano"))
 def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
-    """Depo's rows have different numbers of targets; in Mano the first token is one, too."""
     task = make_task(name, "nano")
     config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
     model = CanonGPT(config).double()
@@ -1743,6 +1738,10 @@ def test_a_run_without_a_checkpoint_has_not_begun(here):
     config = json.loads(Path("run/config.json").read_text())
     assert config["command"].startswith("python own.py --task copy ")
     assert logged("run")[-1]["final"] and not Path("run/ckpt.pt.new").exists()
+    Path("run/config.json").unlink()
+    with pytest.raises(SystemExit, match="0"):  # finished
+        train.main(tiny("--steps 2 --resume"))
+    assert json.loads(Path("run/config.json").read_text())["task"] == config["task"]
 
 
 def test_damaged_checkpoints_are_refused(ends):
@@ -1888,9 +1887,9 @@ def test_no_two_recipes_are_averaged():
 
 
 def test_figures_show_the_numbers():
-    """Means as far as all seeds have come, each seed, chance, names at ends; other scores, too."""
+    """Medians as far as all seeds have come, each seed, chance, names at ends."""
     runs = [made_run((0.2, 0.1), (0.4, 0.2), (0.5, 0.3)), made_run((0.4, 0.2), (0.8, 0.4), seed=1)]
-    groups = plot.models([*runs, made_run((0.9, 0.8, 0.5), canon="abcd")])
+    groups = plot.models([*runs, made_run((0.9, 0.8, 0.5), canon="abcd", pos="nope")])
     figure = plot.curves(groups, title="Found " * 30)
     titles = [axis.get_title("left") for axis in figure.axes]
     assert titles == ["1 hop, %", "2 hops, %", "3 hops, %"]
@@ -1898,7 +1897,8 @@ def test_figures_show_the_numbers():
     lines = [line.get_ydata() for line in figure.axes[0].lines]
     expected = [[20, 40, 50], [40, 80], [30, 60], [90], [90], [20, 20]]  # at last chance, 1 of 5
     assert all(np.allclose(line, y) for line, y in zip(lines, expected, strict=True))
-    assert [text.get_text() for text in figure.axes[2].texts] == ["RoPE + Canon-ABCD", "chance"]
+    assert [text.get_text() for text in figure.axes[2].texts] == ["NoPE + Canon-ABCD", "chance"]
+    assert [line.get_linestyle() for line in figure.axes[0].lines[2:5]] == ["-", "--", "--"]
     axis = plot.bars(groups).axes[0]
     assert np.allclose([bar.get_width() for bar in axis.patches], [65, 90])
     assert [text.get_text() for text in axis.texts] == ["65%", "90%", "chance"]
@@ -1912,7 +1912,6 @@ def test_figures_show_the_numbers():
 
 
 def test_inside_shows_what_attention_computes(here, ends):
-    """The sharpest heads' softmax(q.k), by hand; the mean sizes of Canon's weights."""
     flags = "--pos nope --canon ad --n-layer 4 --n-head 4 --mixer gla,attention"
     train.main(tiny(f"{flags} --steps 1", "a"))
     _, task, config, _ = train.prepare(tiny(flags))
@@ -1978,13 +1977,12 @@ def test_a_comparison_is_of_different_valid_runs(name, preset):
     steps = {run[0].out: run[3]["steps"] for run in map(train.prepare, planned)}
     assert len(steps) == len(planned) == 2 * len(group.models) * len(group.tasks)
     named = {model for *_, rule in group.claims for model in reproduce.names_in(rule)}
-    assert named | set(re.findall("{(.+?)}", group.figure[-1])) <= {*group.models, "score"}
+    assert named | set(re.findall("{(.+?)#?}", group.figure[-1])) <= {*group.models, "score"}
     once = min(steps.values())
     assert name != "depth" or sorted(steps.values()) == [once] * 8 + [2 * once] * 4
 
 
 def scored(task, score, values):
-    """Runs of a task with these last scores."""
     task = {"name": task, "N": 10, "K": 4}
     return [{"task": task, "evals": [{"eval": {score: value}}]} for value in values]
 
@@ -1998,7 +1996,6 @@ def verdict(claim, seeds):
 
 @parametrize("claim", CLAIMS, ids=lambda claim: f"{claim[0]} {claim[1]}")
 def test_every_claim_can_come_out_each_way(claim):
-    """But never with a model missing or too few seeds."""
     rng, seen, names = default_rng(0), {}, reproduce.names_in(claim[-1])
     levels = {"hops": (0, 1, 2, 4), "step": (100, 900, math.inf)}
     levels = levels.get(claim[-2][:4], (0.01, 0.1, 0.4, 0.6, 0.97, 1))
@@ -2057,10 +2054,10 @@ def test_runs_find_their_models_at_the_best_rate(here, monkeypatch):
     monkeypatch.setattr(reproduce, "HERE", Path("results"))
     group, rest = reproduce.GROUPS["depth"], ["--preset", "nano", "--device", "cpu"]
 
-    def run(model, score, seed, flags="", packed=None, final=True):
+    def run(model, score, seed, flags="", packed=None, final=True, early=0):
         words = reproduce.command("depo0", group.models[model], rest)
         prepared = train.prepare([*words, "--seed", str(seed), *flags.split()])
-        scores = (0.3, 0, 1.0), (min(score + 0.5, 0.9), score, 1.0)
+        scores = (0.3, early, 1.0), (min(score + 0.5, 0.9), score, 1.0)
         made = made_run(*scores, final=final) | train.recipe_of(*prepared)
         if not packed:
             return write_run(prepared[0].out, made)
@@ -2069,14 +2066,18 @@ def test_runs_find_their_models_at_the_best_rate(here, monkeypatch):
 
     for seed in range(3):
         run("RoPE", 0.5, seed), run("RoPE", 0.9, seed, "--lr 1e-4"), run("NoPE", 0.1, seed)
+        for lr in (0.1, 0.3, 0.2):  # a tie: the one that learns sooner is best
+            run("RoPE + Canon", 0.4, seed, f"--lr {lr}", early=lr)
     run("RoPE", 1.0, 0, "--lr 1e-5")  # best, but of one seed
     run("RoPE", 0.0, 0, packed="ours"), run("RoPE", 1.0, 5, "--dtype bfloat16")
     run("NoPE", 1.0, 7, "--steps 9"), run("NoPE", 0.2, 3, packed="ours/too")
     run("NoPE", 1.0, 8, final=False)
     best, tried = reproduce.represent(group, rest, reproduce.all_runs(), [])
     assert {model: plot.last_scores(runs, "k=2") for model, runs in best.items()} == {
-        "RoPE": [0.9] * 3, "NoPE": [0.1, 0.1, 0.1, 0.2]}  # fmt: skip
-    assert sorted(plot.last_scores(runs, "k=2")[0] for runs in tried.values()) == [0.1, 0.5, 0.9, 1]
+        "RoPE": [0.9] * 3, "NoPE": [0.1, 0.1, 0.1, 0.2], "RoPE + Canon": [0.4] * 3}  # fmt: skip
+    assert best["RoPE + Canon"][0]["training"]["lr"] == 0.3
+    ends = sorted(plot.last_scores(runs, "k=2")[0] for runs in tried.values())
+    assert ends == [0.1, 0.4, 0.4, 0.4, 0.5, 0.9, 1]
     good, bad = (best[model][0]["evals"][-1]["eval"] for model in ("RoPE", "NoPE"))
     assert good["answers"] == good["main"] == good["depo0: answers"] == pytest.approx(2.8 / 3)
     assert [run["steps to k=1"] for run in (good, bad)] == [20, math.inf]
