@@ -173,13 +173,15 @@ group(
 )
 group(
     "tasks", 5, list(SUITE), PAIRS,
-    (plot.bars, [*SUITE.values()], "Each task without Canon (grey) and with it (orange)"),
+    (plot.bars, [*SUITE.values()],
+     "{score}: {RoPE} without Canon (grey), {RoPE + Canon} with (orange)"),
     *(("R2*", f"Canon helps on {task}", paper, SUITE[task], "RoPE + Canon > RoPE")
       for task, paper in dict(
-          depo2="30% to 99% (k=16)", brevo1="27.5% to 58.8%", brevo2="81.4% to 87.8%",
-          lano="79.1% to 86.7%", capo="10-15%", mano="41.6% to 83.0%").items()),
+          depo1="0% to 94% (k=8)", depo2="30% to 99% (k=16)", brevo1="27.5% to 58.8%",
+          brevo2="81.4% to 87.8%", lano="79.1% to 86.7%", capo="10-15%",
+          mano="41.6% to 83.0%").items()),
     *(("R2*", f"Canon does no harm on {task}", "", SUITE[task], "RoPE + Canon >~ RoPE")
-      for task in ("depo0", "depo1", "brevo1", "brevo2")),
+      for task in ("depo0", "brevo1", "brevo2")),
     *(("R3*", f"Canon lifts NoPE on {task}", "", score, "NoPE + Canon > NoPE")
       for task, score in SUITE.items()),
 )
@@ -261,7 +263,7 @@ def all_runs():
 
 def add_scores(task, scores):
     """hops mastered: the largest k up to which every k is 90% right. answers: the mean over k.
-    longest: Mano's last score. A task of your own counts its last one, too."""
+    longest: Mano's last score. A task of your own uses its last."""
     last = [0, *scores.values()][-1]
     hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
     if hops:
