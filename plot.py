@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import matplotlib
 
-matplotlib.use("Agg")  # no windows
+matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -296,13 +296,13 @@ def make_panels(groups, scores, most, height, title):
 
 
 def settings(runs):
-    """What all have in common: 'task depo1, preset nano, N 5, seeds 0; medians'"""
+    """What all have in common: 'task depo1, N 5, seeds 0, 1 at most; medians'"""
     same, recipes = [], [flat_recipe(run) for run in runs]
     for fact in "task.name preset task.N task.K model.n_layer model.d_model".split():
         values = {recipe.get(fact) for recipe in recipes}
         if len(values) == 1 and values != {None}:
             same.append(phrase(fact, *values))
-    return ", ".join([*same, f"seeds {seeds_text(runs)}; medians"])
+    return ", ".join([*same, f"seeds {seeds_text(runs)} at most; medians"])
 
 
 def heading(score):
