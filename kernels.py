@@ -179,14 +179,14 @@ if triton is not None:
               STEPS: tl.constexpr, LAGS: tl.constexpr):  # fmt: skip
         """Which part of x a program works on, as index vectors along (lags, rows, columns).
 
-        A segment is STEPS tiles of a sequence, which has so many segments; a strip is COLS
-        channels. Neighbouring programs take neighbouring strips of the same rows: together they
-        read whole rows.
+        A sequence has `segments` segments of STEPS tiles each; a strip is COLS channels.
+        Neighbouring programs take neighbouring strips of the same rows: together they read whole
+        rows.
         """
         strips = tl.cdiv(D, COLS)
         segment = tl.program_id(0) // strips
         sequence = (segment // segments).to(tl.int64)  # 64 bits: x may have over 2^31 numbers
-        t = (segment % segments) * STEPS * ROWS + tl.arange(0, ROWS)[None, :, None]
+        t = (segment % segments) * (STEPS * ROWS) + tl.arange(0, ROWS)[None, :, None]
         column = tl.program_id(0) % strips * COLS + tl.arange(0, COLS)[None, None, :]
         lag = tl.arange(0, LAGS)[:, None, None]
         return segment, sequence, lag, t, column
