@@ -263,7 +263,7 @@ def all_runs():
 
 def add_scores(task, scores):
     """hops mastered: the largest k up to which every k is 90% right. answers: the mean over k.
-    longest: Mano's last score. A task of your own uses its last."""
+    longest: the last score, of Mano and of your own tasks."""
     last = [0, *scores.values()][-1]
     hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
     if hops:
@@ -337,7 +337,7 @@ def show(name, best, tried, preset, out):
             medians[model + "#"] = f"{sum(v >= 0.9 for v in values)} of {len(values)}"
     plot.save(draw(best, scores, title.format_map(medians)), out / f"{name}_{preset}")
     print(f"\n{plot.table(best, scores)}\n")
-    if len(tried) > len(best) * len(GROUPS[name].tasks):
+    if len(tried) > len({key.split(" at ")[0] for key in tried}):
         print(f"{plot.table(tried, [s for s in plot.score_names(tried) if ': ' in s])}\n")
     for claim in GROUPS[name].claims:
         print(*claim[:2], check(claim, best, preset)[-1], sep=" | ")
