@@ -94,7 +94,8 @@ def shift_and_add(x, weight, direction):
 class Convolution(torch.autograd.Function):
     """y of x (B, T, D) and weight (kernel, D): by the code above (kernel <= T), or by Triton.
 
-    In Triton, gradients of gradients and torch.func.grad raise an error; in both, forward mode does.
+    Forward-mode derivatives raise an error; in Triton, so do gradients of gradients and
+    torch.func.grad.
     """
 
     generate_vmap_rule = True  # for torch.func.vmap
