@@ -56,7 +56,8 @@ def read_all(paths):
         try:
             found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
             found = [run for run in found if run["evals"] and run not in runs]
-            table(models(found))  # fails if anything is missing or no number
+            table(models(found))  # these fail if anything is missing or no number
+            [(guess(r["task"]), curve([r], s)) for r in found for s in score_names({0: [r]})]
             runs += found
         except FileNotFoundError:
             continue  # not begun
@@ -147,7 +148,6 @@ def phrase(field, value):
 
 
 def last_scores(runs, score):
-    """Of the runs that have this score."""
     ends = [run["evals"][-1]["eval"] for run in runs]
     return [end[score] for end in ends if score in end]
 
@@ -411,7 +411,7 @@ def main(argv=None):
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="figures' folder (default: out)")
-    add("--inside", action="store_true", help="draw each folder's attention and Canon weights")
+    add("--inside", action="store_true", help="draw attention and Canon weights")
     add("--save", type=Path, help="pack runs into a file")
     args = parser.parse_args(argv)
     try:
@@ -420,7 +420,7 @@ def main(argv=None):
                 try:
                     figure = inside(path)
                 except Exception as error:
-                    fail(f"{path} has no sound checkpoint, or no attention: {error!r:.200}")
+                    fail(f"{path} has no sound checkpoint or attention: {error!r:.200}")
                 save(figure, args.out / f"{path.name}_inside")
             return
         runs = read_all(args.runs)
@@ -434,11 +434,11 @@ def main(argv=None):
             kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
         for kind in kinds:
             groups = models(kinds[kind])
-            draw = curves if len(groups) <= 12 else bars  # a tangle
+            draw = curves if len(groups) <= 12 else bars
             save(draw(groups), args.out / Path(kind).name)
             print(f"\n{table(groups)}\n")
-    except Exception as error:
-        fail(f"cannot draw: {error}")
+    except OSError as error:
+        fail(error)
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def all_runs():
 
 def add_scores(task, scores):
     """hops mastered: the largest k up to which every k is 90% right. answers: the mean over k.
-    longest: the last score, of Mano and of your own tasks."""
+    longest: the last score, of Mano and your own tasks."""
     last = [0, *scores.values()][-1]
     hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
     if hops:
@@ -297,7 +297,7 @@ def command(task, flags, rest):
     if "{" in f"{flags}":
         _, _, config, training = train.prepare(["--task", name, *rest])
         sizes = {"half": config.d_model // 2, "twice": 2 * training["steps"]}
-        flags, rest = [*rest, *(flag.format(**sizes) for flag in flags)], []
+        return ["--task", name, *rest, *(flag.format(**sizes) for flag in flags)]
     return ["--task", name, *flags, *rest]
 
 
@@ -309,7 +309,7 @@ def recipe(run):
 
 def represent(group, rest, runs, rates):
     """{model: its runs at its best rate}, and the runs at all rates. The best rate has the highest
-    mean of the last main scores over seeds; if two tie, of all scores before the last. Rates with
+    mean of the last main scores over seeds; in a tie, of all scores before the last. Rates with
     fewer than three seeds come last."""
     best, tried = defaultdict(list), {}
     for task, (model, flags) in product(group.tasks, group.models.items()):
