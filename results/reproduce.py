@@ -98,10 +98,11 @@ group(
 )
 group(
     "fewer", 20, ["depo0"],
-    {"RoPE, K=1": "--K 1", "RoPE, K=2": "--K 2", "RoPE + Canon, K=2": "--K 2 --canon abcd",
-     "RoPE, K=2, twice the steps": "--K 2 --steps {twice}", **PAIRS},
+    {"RoPE, K=1": "--K 1", "RoPE, K=2": "--K 2",
+     "RoPE, K=2, twice the steps": "--K 2 --steps {twice}",
+     "RoPE + Canon, K=2": "--K 2 --canon abcd", **PAIRS},
     (plot.bars, ["k=", "hops mastered"],
-     "{score}: RoPE {RoPE, K=1}, with Canon {RoPE + Canon}, NoPE + Canon {NoPE + Canon}"),
+     "{score}: RoPE {RoPE, K=1} (K=1), with Canon {RoPE + Canon}, NoPE + Canon {NoPE + Canon}"),
     *(("R2*", f"{model} masters twice as many hops as RoPE at its best K", "2-4 times",
        "hops mastered", f"{model} > 2 x RoPE, K=1; RoPE, K=1 > RoPE, K=2; RoPE, K=1 > RoPE")
       for model in ("NoPE + Canon", "RoPE + Canon, K=2")),
