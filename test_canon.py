@@ -2020,10 +2020,10 @@ a > b: 8 8 9, 9 9 9: undecided: at the ceiling
 a > b: 1 1 1, 0 0 0: undecided: at chance
 a > b; a > c: 3 3 3, 1 1 1, 3 3 3: undecided
 a > b; a > c: 3 3 3, 3 3 3, 4 4 4: does not hold
-a > 2 x b: 4 4 4, 2 2 2: holds
-a > 2 x b: 4 4 4, 3 3 3: does not hold
-a > 2 x b: 4 4 4, 1 1 1: undecided
-a > 3 x b: 2 2 2, 1 1 1: undecided
+a >= 2 x b: 4 4 4, 2 2 2: holds
+a >= 2 x b: 4 4 4, 3 3 3: does not hold
+a >= 2 x b: 4 4 4, 1 1 1: undecided
+a >= 3 x b: 2 2 2, 1 1 1: undecided
 a > 50% from b to c: 4 4 4, 1 2 3, 6 6 6: holds
 a > 50% from b to c: 5 5 5, 1 2 6, 6 6 6: undecided
 a > 300%: 3 4 5: holds
@@ -2037,7 +2037,7 @@ a < 99%: .1 .1 .1: undecided"""
 
 @parametrize("example", RULES.splitlines())
 def test_rules_by_example(example):
-    """Rule: the seeds of a, b, c: verdict. Chance is 1, the ceiling 8."""
+    """Rule: seeds of a, b, c: verdict. Chance is 1, the ceiling 8."""
     rule, seeds, expected = example.split(": ", maxsplit=2)
     scores = {name: [*map(float, part.split())] for name, part in zip("abc", seeds.split(","))}
     assert reproduce.decide(rule, scores, 1, 8) == expected
