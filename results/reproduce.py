@@ -196,7 +196,7 @@ group(
 #
 # A rule compares all seeds of models. It holds, does not hold, or is undecided: where neither is
 # clear, with fewer than three seeds, and where all are at chance (the floor) or at the ceiling.
-# Parts with "; " between all hold.
+# All parts between "; " must hold.
 
 SEEDS, MARGIN, CEILING = 3, 0.05, 0.98
 
