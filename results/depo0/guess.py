@@ -4,14 +4,21 @@ Nodes are asked about once each. So an answer is never the node asked about, nor
 to as many hops: guessing among the others is right more often than 1 in N - 1. Prints the mean.
 """
 
-import random
+import sys
+from pathlib import Path
 
-for N, K, scored in (10, 1, [1]), (10, 2, [1, 2]), (10, 4, [1, 2, 4]), (5, 2, [1, 2]):
-    rng, right = random.Random(0), []
-    for _ in range(20_000):
-        hops = rng.choices(scored, k=N)
-        answers = {k: set() for k in scored}
-        for q, k in zip(rng.sample(range(N), N), hops):
-            right.append(1 / (N - len(answers[k] | {q})))
-            answers[k].add((q + k) % N)
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tasks import make_task  # noqa: E402
+
+for N, K in (10, 1), (10, 2), (10, 4), (5, 2):
+    task, rng, right = make_task("depo0", "nano", N=N, K=K), np.random.default_rng(0), []
+    hops = rng.permutation(np.resize(task.hops, 5000 * N))  # as task.evaluate asks
+    for tokens, _, answers in task.instances(rng, [N] * 5000, hops):
+        seen = {k: set() for k in task.hops}
+        for k, place, _ in answers:
+            right.append(1 / (N - len(seen[k] | {tokens[place - 2]})))
+            seen[k].add(tokens[place])
     print(f"N={N}, K={K}: {100 * sum(right) / len(right):.1f}%")
