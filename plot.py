@@ -263,7 +263,7 @@ def bars(groups, scores=None, title=None):
                 middle, dots = np.median(values), factor * np.array(values)
                 axis.barh(place, factor * middle, color=styles[label][0], height=0.72)
                 axis.plot(dots, [place] * len(dots), "wo", mec="#333333", ms=3.5, clip_on=False)
-                axis.text(1.03, place, score_text(score, middle), transform=beside, va="center")
+                axis.text(1.06, place, score_text(score, middle), transform=beside, va="center")
         if chance:
             axis.axvline(factor * chance, color=FAINT, ls=":", lw=1)
             axis.text(factor * chance, 1.01, "chance", transform=above, fontsize=8, color=FAINT)

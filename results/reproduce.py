@@ -28,12 +28,13 @@ from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryFile
 
+from tqdm import tqdm
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import plot  # noqa: E402
 import train  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 # ---- 1. The comparisons ----------------------------------------------------
 #
@@ -69,7 +70,6 @@ LINEAR = {
                          (" + ACD", "--no-short-conv --canon acd"),
                          (" + AbCD", "--short-conv --canon acd"))}
 FULL = {name: flags for name, flags in LINEAR.items() if "AbCD" in name}
-HYBRID = {"GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd"}
 
 group(
     "copy", 1, ["copy"],
@@ -89,8 +89,8 @@ group(
     {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
      "NoPE, twice the steps": "--pos nope --steps {twice}"},
     (plot.curves, ["k="],
-     "{score}: NoPE + Canon on {NoPE + Canon#} seeds, RoPE + Canon on {RoPE + Canon#}, "
-     "RoPE on {RoPE#}"),
+     "{score} at 90%: NoPE + Canon on {NoPE + Canon#} seeds, "
+     "RoPE + Canon on {RoPE + Canon#}, RoPE on {RoPE#}"),
     ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
     ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon >= 2 x RoPE"),
     *(("R2", f"Twice the steps do not make up for Canon ({pos})", "", "answers",
@@ -99,16 +99,16 @@ group(
 group(
     "fewer", 20, ["depo0"],
     {**PAIRS, "RoPE, K=2": "--K 2", "RoPE + Canon, K=2": "--K 2 --canon abcd",
-     "RoPE, K=2, twice the steps": "--K 2 --steps {twice}",
+     "RoPE, K=2, twice the steps": "--K 2 --steps {twice}", "NoPE, K=2": "--K 2 --pos nope",
      "RoPE, K=1": "--K 1", "NoPE, K=1": "--K 1 --pos nope"},
     (plot.bars, ["k=", "hops mastered"],
-     "{score}: RoPE {RoPE, K=1} at its best K, with Canon {RoPE + Canon}, "
-     "NoPE + Canon {NoPE + Canon}"),
-    *(("R2*", f"{model} masters twice as many hops as RoPE at any K", "2-4 times",
+     "{score}: RoPE {RoPE, K=1} (K=1), RoPE + Canon {RoPE + Canon}, "
+     "NoPE + Canon {NoPE + Canon} (K=4)"),
+    *(("R2*", f"{model} masters twice as many hops as RoPE at K=1 or 2", "2-4 times",
        "hops mastered", f"{model} >= 2 x RoPE, K=1; {model} >= 2 x RoPE, K=2, twice the steps")
       for model in ("NoPE + Canon", "RoPE + Canon")),
     ("R2*", "Canon masters more of two hops", "", "hops mastered", "RoPE + Canon, K=2 > RoPE, K=2"),
-    ("R2*", "Canon masters one hop of four sooner than RoPE one alone", "", "steps to k=1",
+    ("R2*", "At K=4 Canon masters one hop sooner than RoPE at K=1", "", "steps to k=1",
      "RoPE + Canon sooner than RoPE, K=1; NoPE + Canon sooner than RoPE, K=1"),
 )
 group(
@@ -141,7 +141,8 @@ group(
 )
 group(
     "mlp", 6, ["mano", "capo"],
-    with_canon({"gated": "", "standard": "--mlp silu", "ReLU^2": "--mlp relu2"}),
+    with_canon({"gated": "", "gated ReLU^2": "--mlp swiglu-relu2", "standard": "--mlp silu",
+                "ReLU^2": "--mlp relu2"}),
     (plot.bars, [SUITE["capo"], SUITE["mano"]],
      "Mano with a gated MLP: {gated}, with Canon {gated + Canon}"),
     ("R5*", "Gated MLPs calculate better", "slightly", SUITE["mano"], "gated > standard"),
@@ -166,9 +167,11 @@ group(
      "GLA + AbCD < 99%; Mamba2 + AbCD < 99%; GDN + AbCD < 99%"),
 )
 group(
-    "families", 20, ["depo0", "capo --d-model {half}"], {**PAIRS, **QUARTER, **FULL, **HYBRID},
+    "families", 20, ["depo0", "capo --d-model {half}"],
+    {**PAIRS, **QUARTER, **FULL,
+     "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd"},
     (plot.bars, [SUITE["capo"], "hops mastered"],
-     "{score}: {RoPE} without Canon, {RoPE + Canon} with"),
+     "{score}: RoPE(1/4) + Canon {RoPE(1/4) + Canon}, GLA {GLA + AbCD}, GDN {GDN + AbCD}"),
     ("R10", "With Canon, NoPE is about as good as RoPE(1/4)", "", "answers",
      "NoPE + Canon >~ RoPE(1/4) + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
     *(("R10", f"Attention reasons twice as deep as {name}", "2-4 times", "hops mastered",
@@ -188,14 +191,14 @@ group(
           brevo2="81.4% to 87.8%", lano="79.1% to 86.7%", capo="10-15%",
           mano="41.6% to 83.0%").items()),
     *(("R3*", f"Canon lifts NoPE on {task}", "", score, "NoPE + Canon > NoPE")
-      for task, score in SUITE.items()),
+      for task, score in SUITE.items() if task != "depo0"),
 )
 # fmt: on
 
 # ---- 2. Rules and verdicts -------------------------------------------------
 #
-# A rule compares all seeds of models. It holds, does not hold, or is undecided: where neither is
-# clear, with fewer than three seeds, and where all are at chance (the floor) or at the ceiling.
+# A rule compares all seeds of models. It holds, does not hold, or is undecided: with fewer
+# than three seeds, where neither is clear, and where all are at chance (the floor) or the ceiling.
 # All parts between "; " must hold.
 
 SEEDS, MARGIN, CEILING = 3, 0.05, 0.98
@@ -206,17 +209,17 @@ def covers(floor, a, x, b, c):
     return c[0] > b[-1] and a[0] >= goal, c[0] > b[-1] and a[-1] < goal
 
 
-RULES = {  # from sorted seeds: (whether it holds, whether it does not)
+RULES = {  # from sorted seeds: (holds, does not hold)
     # every seed of a against x times every seed of b, whose best is above chance
     r"(.+) >= ([\d.]+) x (.+)": lambda floor, a, x, b: (
         a[0] >= x * b[-1] > x * floor, a[-1] < x * b[0] and b[-1] > floor),
     # every seed of a covers that share of the way from b's mean to c's
     r"(.+) > ([\d.]+)% from (.+) to (.+)": covers,
-    # every seed is so high; is lower, and above chance; is at chance
+    # every seed is so high; lower, and above chance; at chance
     r"(.+) > ([\d.]+)%": lambda floor, a, x: (a[0] >= x / 100, a[-1] < x / 100),
     r"(.+) < ([\d.]+)%": lambda floor, a, x: (floor < a[0] and a[-1] < x / 100, a[0] >= x / 100),
     r"(.+) at chance": lambda floor, a: (a[-1] <= floor, a[0] > floor),
-    # every seed of a is above b's mean, or 5 points (0.05) below at most
+    # every seed of a is at most 5 points below b's mean
     r"(.+) >~ (.+)": lambda floor, a, b: (a[0] >= mean(b) - MARGIN, a[-1] < mean(b) - MARGIN),
     # every seed of a is above every seed of b; below
     r"(.+) > (.+)": lambda floor, a, b: (a[0] > b[-1], a[-1] < b[0]),
@@ -237,7 +240,7 @@ def names_in(rule):
 
 
 def decide(rule, scores, floor, ceiling):
-    """The verdict on a rule, with {model: scores of its seeds}."""
+    """The verdict, from {model: its seeds' scores}."""
     if min(len(scores[model]) for model in names_in(rule)) < SEEDS:
         return "undecided: too few seeds"
     verdicts = []
@@ -255,7 +258,7 @@ def decide(rule, scores, floor, ceiling):
 
 
 def all_runs():
-    """The finished runs in results/ and out/, with the scores that are made of others."""
+    """The finished runs in results/ and out/, with scores made of others."""
     paths = [*sorted(HERE.rglob("runs.json")), *sorted(Path("out").glob("*/"))]
     runs = [run for run in plot.read_all(paths) if run["seconds"] is not None]
     for run in runs:
@@ -267,7 +270,7 @@ def all_runs():
 
 
 def add_scores(task, scores):
-    """hops mastered: the largest scored k up to which all are 90% right. answers: the mean over k.
+    """hops mastered: the largest scored k up to which all are 90% right. answers: their mean.
     longest: the last score, of Mano and your own tasks."""
     last = [0, *scores.values()][-1]
     hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
@@ -280,7 +283,7 @@ def add_scores(task, scores):
 
 
 def check(claim, best, where):
-    """The claim's row in a table."""
+    """The claim's row."""
     *front, score, rule = claim
     runs = {m: [r for r in best.get(m, []) if plot.last_scores([r], score)] for m in names_in(rule)}
     scores = {m: plot.last_scores(mine, score) for m, mine in runs.items()}
@@ -383,7 +386,7 @@ def plan(group, rest, seeds, rates):
 
 
 def progress(out, words):
-    """(steps, whether finished); train.py will say if something is wrong."""
+    """(steps, whether finished); train.py says what is wrong."""
     try:
         same = recipe(json.loads((out / "config.json").read_text())) == recipe(
             train.recipe_of(*train.prepare(words)))  # fmt: skip
@@ -394,7 +397,7 @@ def progress(out, words):
 
 
 def train_all(planned, jobs, program):
-    """Train what is missing. Returns whether all is well."""
+    """Train what is missing; True if all is well."""
     waiting, going, steps, total, well = [], {}, {}, 0, True
     for words in planned:
         args, _, _, training = train.prepare(words)
@@ -424,7 +427,7 @@ def train_all(planned, jobs, program):
                         log.seek(0)
                         bar.write(f"{out}: {''.join(log.readlines()[-1:])}", sys.stderr, end="")
                 bar.update(sum(steps.values()) - bar.n)
-        finally:  # the runs have sessions of their own, so Ctrl-C has not reached them; they save
+        finally:  # Ctrl-C has not reached the runs, which have sessions of their own; they save
             for process in going:
                 process.terminate()
             for process in going:
@@ -436,7 +439,7 @@ def train_all(planned, jobs, program):
 
 
 def fail(message):
-    """Bad input: one line, exit status 2."""
+    """Exit status 2."""
     print(f"reproduce.py: {message}", file=sys.stderr)
     sys.exit(2)
 
