@@ -49,7 +49,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # None: only mamba2 and gdn have one, if they lack Canon-B
+    short_conv: bool | None = None  # None: on if a layer is mamba2 or gdn, without Canon-B
     tie_embeddings: bool = False
 
     def __post_init__(self):
@@ -334,7 +334,7 @@ class CanonGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in layers)
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():  # not Canon layers: they keep their own start
+        for module in self.modules():  # convolutions keep their own start
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:
@@ -405,7 +405,7 @@ class CanonGPT(nn.Module):
         ends = {self.embed.weight, self.head.weight}  # one if tied
         canons = [m for m in self.modules() if isinstance(m, tuple(CANONS.values()))]
         groups = {"total": self.parameters(), "embeddings": ends}
-        groups["canon"] = [weight for canon in canons for weight in canon.parameters()]
+        groups["canon"] = {weight for canon in canons for weight in canon.parameters()}
         return {name: sum(p.numel() for p in group) for name, group in groups.items()}
 
 
@@ -484,9 +484,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #
-#    with L like A, of k and k. In matrices, (I + b L) U = b (V - K_in S): a triangular
-#    system. Solving it for V and for K_in, before any S is known, leaves U = U0 - W S (the "WY
-#    form").
+#    with L like A, of k and k, but without the diagonal: (I + b L) U = b (V - K_in S). Solved
+#    for V and for K_in, before any S is known, that leaves U = U0 - W S (the "WY form").
 #
 # 3. From chunk to chunk, S' = d_1 .. d_C S + K_out^T U. With U = U0 - W S put in, that is
 #    S' = M S + X, a loop over the chunks (`scan`).

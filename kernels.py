@@ -147,11 +147,10 @@ def causal_conv_pytorch(x, weight, residual=True):
 #     t-3      . . . . . .                                             +-----+
 #     t-2      . . . . . .                                   +-----+   |     |
 #     t-1      . . . . . .                         +-----+   |     |   |     |
-#     t       +-----------+              +-----+   |     |   |     |   |     |
-#     t+1     | this tile |              |     |   |     |   |     |   +-----+
-#     t+2     |           |              |     |   |     |   +-----+
-#     t+3     +-----------+              |     |   +-----+
-#                                        +-----+
+#     t       +-----------+              +-----+   |     |   |     |   +-----+
+#     t+1     | this tile |              |     |   |     |   +-----+
+#     t+2     |           |              |     |   +-----+
+#     t+3     +-----------+              +-----+
 #
 # One load of shape (LAGS, ROWS, COLS) fetches all four: token t, channel c of a sequence lies at
 # x_ptr + t * row_stride + c, and lags, rows and columns are index vectors along three axes that

@@ -210,7 +210,7 @@ def name_ends(axis, ends):
     """Name lines at the right: ends = [(y, x, name, colour)]. A name that would lie on the one
     above is pushed down, and a thin line leads to each."""
     (low, high), place = axis.get_ylim(), 2
-    for below, (y, x, name, colour) in zip(range(len(ends))[::-1], sorted(ends)[::-1]):
+    for below, (y, x, name, colour) in [*enumerate(sorted(ends))][::-1]:
         place = max(min((y - low) / (high - low), place - 0.075), 0.075 * below)
         axis.annotate(
             name, (x, y), (1.04, place), textcoords="axes fraction", color=colour, va="center",

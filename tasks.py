@@ -344,7 +344,7 @@ class Brevo(Task):
             for prompt, text, depth in zip(prompts, texts, depths):
                 right["all"].append(self.verify(prompt, text))
                 right[f"depth={depth}"].append(right["all"][-1])
-        scores = ["all", *(f"depth={depth}" for depth in range(1, 6))]  # those that occur
+        scores = ["all", *(f"depth={depth}" for depth in range(1, 6))]  # deeper: too rare
         return {score: float(np.mean(right[score])) for score in scores if score in right}
 
 
@@ -697,7 +697,7 @@ class Capo(Task):
         return text
 
     def documents(self, rng, count):
-        """Only for printing; `batch` draws the training data."""
+        """Seed 0's people, to look at; `batch` draws for training."""
         lives = self.biographies(rng, 0, rng.integers(0, self.N, count)).tolist()
         return [(tokens, [True] * len(tokens)) for tokens in lives]
 

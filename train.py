@@ -99,7 +99,7 @@ def parse_arguments(argv):
     add({"default": Config.canon_kernel, **integer}, canon_kernel="2 to 8 tokens (default: 4)")
     add(switch, canon_no_residual="Canon without its residual", canon_silu="SiLU behind Canon",
         canon_frozen="Canon keeps its random initial weights")
-    add(yes_no, short_conv="linear mixers' own (default: mamba2 and gdn have it, if not Canon-B)",
+    add(yes_no, short_conv="linear mixers' own (default: on with mamba2 or gdn, without Canon-B)",
         tie_embeddings="one matrix for embedding and head")
     add(integer, n_layer="blocks", n_head="attention heads", d_model="width")
 
@@ -301,7 +301,7 @@ def ignore_signals(worker):
 
 
 def make_optimizer(model, training, device):
-    """AdamW. The matrices of Linear and Embedding decay; norms and Canon weights do not."""
+    """AdamW. The matrices of Linear and Embedding decay; norms and convolutions do not."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     trained = [p for p in model.parameters() if p.requires_grad]
     decay = [p for p in trained if p in matrices]

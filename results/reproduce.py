@@ -230,8 +230,8 @@ RULES = {  # from sorted seeds: (holds, does not hold)
 def parse(rule):
     """Each part's function and its arguments, names of models and numbers."""
     for part in rule.split("; "):
-        pattern = next(pattern for pattern in RULES if re.fullmatch(pattern, part))
-        yield RULES[pattern], re.fullmatch(pattern, part).groups()
+        matches = ((f, re.fullmatch(p, part)) for p, f in RULES.items())
+        yield next((f, match.groups()) for f, match in matches if match)
 
 
 def names_in(rule):
@@ -271,7 +271,7 @@ def all_runs():
 
 def add_scores(task, scores):
     """hops mastered: the largest scored k up to which all are 90% right. answers: their mean.
-    longest: the last score, of Mano and your own tasks."""
+    longest: Mano's last score; last: your own tasks'."""
     last = [0, *scores.values()][-1]
     hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
     if hops:
@@ -317,7 +317,7 @@ def recipe(run):
 
 def represent(group, rest, runs, rates):
     """{model: its runs at its best rate}, and the runs at all rates. The best rate has the highest
-    mean of the last main scores over seeds; in a tie, of all scores before the last. Rates with
+    mean of the last main scores over seeds; in a tie, of those before the last. Rates with
     fewer than three seeds come last."""
     best, tried = defaultdict(list), {}
     for task, (model, flags) in product(group.tasks, group.models.items()):
@@ -327,7 +327,7 @@ def represent(group, rest, runs, rates):
             if not rates or rate in rates:
                 tried[f"{model}, {mine[0]['task']['name']} at {rate}"] = mine
                 ends = mean(plot.last_scores(mine, "main"))
-                before = [s for r in mine for e in r["evals"][:-1] for s in e["eval"].values()]
+                before = [e["eval"]["main"] for r in mine for e in r["evals"][:-1]]
                 ranked[min(SEEDS, len(mine)), ends, mean([0, *before])] = mine
         if ranked:
             best[model] += ranked[max(ranked)]
@@ -377,7 +377,7 @@ def plan(group, rest, seeds, rates):
         words = [*command(task, group.models[model], rest), "--seed", str(seed)]
         usual = train.prepare(words)[3]["lr"]
         for rate in rates or [usual]:
-            full = words + ["--lr", f"{rate:g}"] * (rate != usual)
+            full = words + ["--lr", f"{rate}"] * (rate != usual)
             same = json.dumps(train.recipe_of(*train.prepare(full)))
             if same in planned:
                 fail(f"{' '.join(rest)}: {model} would equal another model")
@@ -416,10 +416,10 @@ def train_all(planned, jobs, program):
                     process = subprocess.Popen(
                         [sys.executable, program, *words, *resume], env={**threads, **os.environ},
                         start_new_session=True, stdout=subprocess.DEVNULL, stderr=log)  # fmt: skip
-                    going[process] = out, words, log
+                    going[process] = out, log
                 time.sleep(1)
-                for process, (out, words, log) in list(going.items()):
-                    steps[out], _ = progress(out, words)
+                for process, (out, log) in list(going.items()):
+                    steps[out], _ = train.steps_done(out)
                     if process.poll() is not None:
                         del going[process]
                     if process.returncode:
@@ -439,13 +439,12 @@ def train_all(planned, jobs, program):
 
 
 def fail(message):
-    """Exit status 2."""
     print(f"reproduce.py: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def rates(text):
-    return [float(rate) for rate in text.split(",")]
+    return sorted({*map(float, text.split(","))})
 
 
 def main(argv=None):
@@ -496,4 +495,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        fail(error)
