@@ -43,7 +43,7 @@ import train  # noqa: E402
 # {model} becomes the median last score, {model#} how many seeds reach 90%. A claim has its place in
 # the paper (* if some of its runs were known before), the paper's numbers, a score and a rule.
 
-Group = namedtuple("Group", "minutes tasks models figure claims")
+Group = namedtuple("Group", "minutes tasks models figure claims")  # minutes: a run's
 GROUPS = {}
 
 
@@ -89,8 +89,8 @@ group(
     {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
      "NoPE, twice the steps": "--pos nope --steps {twice}"},
     (plot.curves, ["k="],
-     "{score} at 90%: NoPE + Canon on {NoPE + Canon#} seeds, "
-     "RoPE + Canon on {RoPE + Canon#}, RoPE on {RoPE#}"),
+     "{score} at 90%: NoPE + Canon {NoPE + Canon#} seeds, RoPE + Canon {RoPE + Canon#}, "
+     "RoPE {RoPE#}"),
     ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
     ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon >= 2 x RoPE"),
     *(("R2", f"Twice the steps do not make up for Canon ({pos})", "", "answers",
@@ -170,7 +170,7 @@ group(
     "families", 20, ["depo0", "capo --d-model {half}"],
     {**PAIRS, **QUARTER, **FULL,
      "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd"},
-    (plot.bars, [SUITE["capo"], "hops mastered"],
+    (plot.bars, ["k=", "hops mastered"],
      "{score}: RoPE(1/4) + Canon {RoPE(1/4) + Canon}, GLA {GLA + AbCD}, GDN {GDN + AbCD}"),
     ("R10", "With Canon, NoPE is about as good as RoPE(1/4)", "", "answers",
      "NoPE + Canon >~ RoPE(1/4) + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
