@@ -484,8 +484,9 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #
-#    with L like A, of k and k, but without the diagonal: (I + b L) U = b (V - K_in S). Solved
-#    for V and for K_in, before any S is known, that leaves U = U0 - W S (the "WY form").
+#    with L like A, of k and k, but without the diagonal: (I + b L) U = b (V - K_in S), b now the
+#    diagonal matrix of all b_t. Solved for V and for K_in, before any S is known, that leaves
+#    U = U0 - W S (the "WY form").
 #
 # 3. From chunk to chunk, S' = d_1 .. d_C S + K_out^T U. With U = U0 - W S put in, that is
 #    S' = M S + X, a loop over the chunks (`scan`).
@@ -625,7 +626,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 #
 # Each projects, mixes neighbours (by Canon-B, or its authors' short convolution, the b of AbCD),
 # turns some projections into decays and strengths, runs the recurrence, gates what it read, and
-# projects back. Mixer and MLP share 12 D^2 parameters per layer.
+# projects back. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key, query and decays
+# add 144 D, a fifth at 64 dims.
 
 
 class ShortConv(CausalConv):

@@ -51,8 +51,8 @@ def read_all(paths):
     for path in map(Path, paths):
         if not path.exists():
             fail(f"{path} does not exist")
-        if not (path.is_dir() or path.suffix == ".json"):
-            continue  # figures
+        if path.suffix in (".png", ".md"):
+            continue  # figures, claims
         try:
             found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
             found = [run for run in found if run["evals"] and run not in runs]
@@ -425,7 +425,7 @@ def main(argv=None):
             return
         runs = read_all(args.runs)
         if not runs:
-            fail("no scores yet")
+            fail("no scores yet (or is out/* meant?)")
         if args.save:
             rows = ",\n".join(map(json.dumps, runs))
             args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')

@@ -40,7 +40,6 @@ class Task:
     """A subclass defines `documents`; `meaning`, one line about them; and `vocabulary`, what each
     token stands for (token 0 is padding). make_task adds `name` and `settings`, the parameters."""
 
-    fewest = 1  # instances that leave no score empty
 
     def __init__(self, block_size, model, training):
         require_range("block_size", block_size, 1)
@@ -85,10 +84,6 @@ class Task:
         targets = [row[: len(mask)][mask] for row, mask in zip(right, masks)]
         whole = [each.all() for each in targets]
         return {"sequences": float(np.mean(whole)), "tokens": float(np.concatenate(targets).mean())}
-
-    def check_eval_size(self, n):
-        """ValueError if n instances are too few for all scores, or absurdly many."""
-        require_range("eval_size", n, self.fewest)
 
     def check_fits(self, longest):
         """ValueError if a window does not hold `longest` tokens."""
@@ -146,7 +141,8 @@ class Copy(Task):
 # tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
 # Each name comes twice, and only counting words from <bos> tells a source from a
 # target. Depo0, our addition, spares a model both: names are single tokens, and a
-# comma ends each edge. Keep N > 2K: on a cycle, k hops forward are n - k backward.
+# comma ends each edge. Keep N > 2K: k hops forward are n - k backward, fewer in
+# small cycles (only those of N are scored).
 
 
 class Depo(Task):
@@ -156,7 +152,7 @@ class Depo(Task):
     def __init__(self, N, K, V, word_len, separator=False, **settings):
         super().__init__(**settings)
         require_range("N", N, 3)
-        require_range("K", K, 1)
+        require_range("K", K, 1, min(N - 1, 512))  # an instance can ask all scored k
         self.N, self.K, self.words = N, K, Words(N, V, word_len)
         word = self.words.longest
         self.check_fits(1 + N * (2 * word + separator) + min(N, self.questions) * (2 * word + 2))
@@ -166,7 +162,6 @@ class Depo(Task):
         queries = [f"<query_{k}>" for k in range(1, K + 1)] + [","] * separator
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<ans>", *queries]
         self.hops = powers_of_two(K)  # the scored k
-        self.fewest = math.ceil(len(self.hops) / min(N, self.questions))
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
@@ -192,7 +187,7 @@ class Depo(Task):
                 tokens += [self.ans + k] + names[q]
                 mask += [False] * (len(tokens) - len(mask))
                 tokens += [self.ans] + names[(q + k) % n]
-                answers.append((k, len(mask) + 1, len(tokens)))
+                answers.append((k, len(mask) + 1, len(tokens)))  # len(mask): where <ans> is
                 mask += [True] * (len(tokens) - len(mask))
             # end of exercise
             yield tokens, mask, answers

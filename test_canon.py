@@ -1345,15 +1345,11 @@ def test_bad_and_absurd_tasks_are_refused(bad):
         make_task(name, **options)
 
 
-def test_scores_of_nothing_are_refused():
-    few = make_task("depo1", N=3, K=100, block_size=60)  # 8 scored k, 3 questions an instance
-    for task, least in [*((make_task(name), 1) for name in tasks.TASKS), (few, 3)]:
-        task.check_eval_size(least)
-        for n in (least - 1, -1, 10**9):
-            with pytest.raises(ValueError, match=f"^eval_size = {n}: "):
-                task.check_eval_size(n)
-    few.right_tokens = lambda model, texts: np.ones((3, 60), bool)
-    assert list(few.evaluate(None, 0, 3).values()) == [1.0] * 8
+def test_one_instance_asks_all_scored_hops():
+    task = make_task("depo1", N=5, K=4, block_size=60)
+    task.right_tokens = lambda model, texts: np.ones((1, 60), bool)
+    assert task.evaluate(None, 0, 1) == {"k=1": 1.0, "k=2": 1.0, "k=4": 1.0}
+    assert len(make_task("depo1", N=513, K=512, block_size=4000).hops) <= task.questions
 
 
 @parametrize("name", [*tasks.TASKS, *tasks.ALIASES])
@@ -1678,7 +1674,7 @@ BAD_FLAGS = """task sort; preset huge; mixer conv; steps 0; steps many; lr 0; lr
 warmup -1; weight-decay -0.1; seed -1; seed 4294967296; workers -1; workers 1000; eval-every 0;
 eval-size 0; grad-accum 0; schedule step; device abacus; cannon abcd; dtype float16;
 mixer gla --pos alibi; mixer gla --n-head 4; task capo --exposures 3 --steps 5;
-task depo --K 64 --eval-size 1; n-head 3 => d_model = 16; block-size 9 => block_size = 9;
+task depo --K 5; n-head 3 => d_model = 16; block-size 9 => block_size = 9;
 out= => out = ''; compile => C++ compiler; grad-accum 3 => a multiple of 3;
 resume => run has no ckpt.pt; out mine => mine is not empty"""
 
@@ -2026,7 +2022,7 @@ a >= 2 x b: 4 4 4, 1 1 1: undecided
 a >= 3 x b: 2 2 2, 1 1 1: undecided
 a > 50% from b to c: 4 4 4, 1 2 3, 6 6 6: holds
 a > 50% from b to c: 5 5 5, 1 2 6, 6 6 6: undecided
-a > 300%: 3 4 5: holds
+a >= 300%: 3 4 5: holds
 a >~ b: 3.95 4 4, 3 4 5: holds
 a >~ b: 3.9 3.9 3.9, 3 4 5: does not hold
 a sooner than b: 1 2 3, 4 5 inf: holds

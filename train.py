@@ -147,7 +147,6 @@ def prepare(argv):
     try:
         own = chosen("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size")
         task = make_task(args.task, args.preset, **own)
-        task.check_eval_size(args.eval_size)
         training = task.training
         training.update(chosen(*training))
         if training["steps"] is None:  # Capo's follow from its exposures
@@ -514,7 +513,7 @@ def main(argv=None, program=__file__):
         args, *rest = prepare(argv)
         if WORLD > 1:
             if args.device == "cuda":
-                torch.cuda.set_device(RANK)
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             torch.distributed.init_process_group()
         with contextlib.ExitStack() as stack:  # closes what `train` opens
             train(args, *rest, command, stack)
