@@ -2281,7 +2281,7 @@ def test_own_things_are_trained_and_drawn(number, here, monkeypatch):
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
     text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
-    shown = [(name, "nano") for name in "copy depth fewer tasks mlp".split()]
+    shown = [(name, "nano") for name in "copy depth fewer tasks mlp families".split()]
     for name, preset in (*shown, ("copy", "small")):
         with pytest.raises(SystemExit, match="0|False"):
             reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])

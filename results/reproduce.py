@@ -168,7 +168,8 @@ group(
     {**PAIRS, **QUARTER, **FULL,
      "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd"},
     (plot.bars, ["k=", "hops mastered"],
-     "{score}: RoPE(1/4) + Canon {RoPE(1/4) + Canon}, GLA {GLA + AbCD}, GDN {GDN + AbCD}"),
+     "{score} with Canon: NoPE {NoPE + Canon}, RoPE {RoPE + Canon}, GLA {GLA + AbCD}, "
+     "GDN {GDN + AbCD}"),
     ("R10", "With Canon, NoPE is about as good as RoPE(1/4)", "", "answers",
      "NoPE + Canon >~ RoPE(1/4) + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
     *(("R10", f"Attention reasons twice as deep as {name}", "2-4 times", "hops mastered",
@@ -463,7 +464,7 @@ def main(argv=None):
     add("--program", default=train.__file__, help="your own (results/README.md)")
     args, rest = parser.parse_known_args(argv)
     if args.list or args.name in (None, "claims"):
-        parser.parse_args(argv)  # no flags for train.py
+        parser.parse_args(argv)
     if args.name == "claims":
         print(text := claims())
         args.out.mkdir(parents=True, exist_ok=True)
