@@ -11,9 +11,8 @@ It can sit at four points of a block, A to D; `canon="abcd"` is all four. Of wid
                 d            3d                             d                 16d/3       channels
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
-6 block, 7 model. Part II, not needed for Part I, puts linear recurrences in attention's place:
-8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. Last, 11, what a
-configuration allows.
+6 block, 7 model. Part II puts linear recurrences in attention's place, and Part I runs without it:
+8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet.
 """
 
 import math
@@ -33,35 +32,57 @@ from kernels import causal_conv
 
 @dataclass
 class Config:
-    """Everything that defines a model. Raises ValueError for what section 11 does not allow."""
+    """Everything that defines a model. ValueError names the field, its value, what is allowed."""
 
     vocab_size: int
     block_size: int  # the longest sequence, in tokens
     n_layer: int = 12
-    n_head: int = 12  # attention's; linear mixers use the paper's head counts
+    n_head: int = 12  # of attention; linear mixers have the paper's head counts
     d_model: int = 768
-    mixer: str = "attention"  # gla, mamba2, gdn, or a pattern over the layers: "gdn,gdn,attention"
-    mlp: str = "swiglu"  # silu, relu2, swiglu-relu2, none
-    pos: str = "rope"  # rope4, nope, alibi, halibi
+    mixer: str = "attention"  # an entry of MIXERS, or a pattern over the layers: "gdn,attention"
+    mlp: str = "swiglu"  # an entry of MLPS; "none": blocks without an MLP
+    pos: str = "rope"  # an entry of POSITIONS
     canon: str = ""  # the points that have a Canon layer, such as "abcd"
     canon_type: str = "conv"  # an entry of CANONS
-    canon_kernel: int = 4
+    canon_kernel: int = 4  # how many tokens a Canon layer mixes
     canon_residual: bool = True
-    canon_silu: bool = False
+    canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # None: on if a layer is mamba2 or gdn, without Canon-B
-    tie_embeddings: bool = False
+    short_conv: bool | None = None  # a linear mixer's own convolution; None: the mixer decides
+    tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
-        for field, ok, allowed in rules(self):
-            if not ok:
-                raise ValueError(f"{field} = {getattr(self, field)!r}: {allowed}")
+        for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
+            self.require_between(field, 1, 2**20)
+        self.require_between("canon_kernel", 2, 8)
+        for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
+            if getattr(self, field) not in table:
+                self.refuse(field, f"allowed: {', '.join(table)}")
+
         self.canon = "".join(sorted(self.canon.lower()))
-        if self.short_conv is None:
-            own = any(MIXERS[name].short_conv_default for name in self.mixers)
-            self.short_conv = own and "b" not in self.canon
+        if not set(self.canon) <= set("abcd") or len(set(self.canon)) < len(self.canon):
+            self.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
+        if self.mlp == "none" and not set(self.canon) <= set("ab"):
+            self.refuse("canon", "points c and d are at the MLP, and mlp is none")
+        if not self.canon:
+            for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu"):
+                self.require_default(field, "it means nothing without a Canon layer")
+            self.require_default("canon_frozen", "it means nothing without a Canon layer")
+
+        for name in self.mixers:
+            if name not in MIXERS:
+                self.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
+        if len(self.mixers) > self.n_layer:
+            self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
         if not self.has_attention:
+            if self.pos not in ("rope", "nope"):
+                self.refuse("pos", f"mixer {self.mixer} needs no positions")
             self.pos = "nope"
+        for name in self.mixers:
+            MIXERS[name].check(self)
+        if self.short_conv and not any(MIXERS[name].has_short_conv for name in self.mixers):
+            self.refuse("short_conv", f"mixer {self.mixer} has none")
+        self.short_conv = bool(self.short_conv)
 
     @property
     def mixers(self):
@@ -69,57 +90,87 @@ class Config:
 
     @property
     def has_attention(self):
-        """Whether a layer attends, so that positions and n_head mean something."""
+        """Whether a layer attends, so that pos and n_head mean something."""
         return any(MIXERS[name].attends for name in self.mixers)
+
+    def require_between(self, field, low, high):
+        if not low <= getattr(self, field) <= high:
+            self.refuse(field, f"allowed: {low} to {high}")
+
+    def require_default(self, field, reason):
+        if getattr(self, field) != getattr(Config, field):
+            self.refuse(field, f"{reason}; leave it out")
+
+    def refuse(self, field, reason):
+        raise ValueError(f"{field} = {getattr(self, field)!r}: {reason}")
 
 
 # ---- 2. Canon --------------------------------------------------------------
 #
 # Attention can look anywhere, yet moving information one token to the right costs it a whole layer.
 # To go on after "Ada" as the text went on before, layer 1 must tell each token who stands left of
-# it; then layer 2 can search for the token behind the earlier "Ada". A Canon layer does the first
-# with four weights per channel (kernels.py).
+# it; then layer 2 can search for the token after the earlier "Ada". A Canon layer does the first
+# with four weights per channel.
 
 
-class CausalConv(nn.Module):
-    """`kernels.causal_conv` with its weight and, fed piecewise, its memory: (B, T, width) -> same.
+def canon_by_hand(x, weight):
+    """What a Canon layer computes: paper Eq. 4.1, by shifting x one step at a time.
+
+    x       (B, T, width)
+    weight  (kernel, width); weight[i] is for the token i steps back
+    returns (B, T, width)
+
+    The models call `causal_conv`, which does the same faster (kernels.py).
+    """
+    # exercise 1
+    y = x
+    shifted = x
+    for w in weight:
+        y = y + w * shifted
+        shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]  # a zero moves in at the start
+    return y
+
+
+class Canon(nn.Module):
+    """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
 
     The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT's
     normal(0, 0.02) skips them: with weights that small, little more than the residual is left.
     """
 
-    def __init__(self, width, kernel, residual):
+    def __init__(self, width, config):
         super().__init__()
+        kernel = config.canon_kernel
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
-        self.residual = residual
-
-    def forward(self, x, state=None):
-        """state: None, or the dict of a stream (section 7): state[self] is the last inputs."""
-        # exercise 3
-        tail = None
-        if state is not None:
-            n = len(self.weight) - 1
-            tail = state[self] if self in state else x.new_zeros(x.shape[0], n, x.shape[2])
-            state[self] = torch.cat([tail, x], dim=1)[:, -n:].clone()  # a view keeps all of x alive
-        return causal_conv(x, self.weight, self.residual, tail)
-
-
-class Canon(CausalConv):
-    """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen."""
-
-    def __init__(self, width, config):
-        super().__init__(
-            width, config.canon_kernel, config.canon_residual and not config.canon_silu
-        )
         self.weight.requires_grad_(not config.canon_frozen)
-        self.silu, self.silu_residual = config.canon_silu, config.canon_residual
+        self.residual = config.canon_residual
+        self.silu = config.canon_silu
 
     def forward(self, x, state=None):
-        y = super().forward(x, state)
-        if self.silu:  # y is without the residual here
-            y = x + F.silu(y) if self.silu_residual else F.silu(y)
-        return y
+        """(B, T, width) -> same. state: None, or the dict of a stream (section 7)."""
+        tail = tail_of_stream(self, x, len(self.weight) - 1, state)
+        if not self.silu:
+            return causal_conv(x, self.weight, self.residual, tail)
+        y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
+        return x + y if self.residual else y
+
+
+def tail_of_stream(module, x, n, state):
+    """The n inputs before x (B, T, width) in a stream, (B, n, width); None where it is not one.
+
+    state[module] remembers the last n inputs for the next piece. They are zeros at the start.
+    """
+    # exercise 3
+    if state is None:
+        return None
+    if module in state:
+        tail = state[module]
+    else:
+        tail = x.new_zeros(x.shape[0], n, x.shape[2])
+    seen = torch.cat([tail, x], dim=1)
+    state[module] = seen[:, -n:].clone()  # a view would keep all of x alive
+    return tail
 
 
 class NoCanon(nn.Module):
@@ -128,29 +179,72 @@ class NoCanon(nn.Module):
 
 
 # A Canon layer of your own is one more entry, for --canon-type: a class made by (width, config)
-# whose forward(x, state) keeps the shape, looks back only, and remembers in state[self] (example in
-# results/README.md).
+# whose forward(x, state) keeps the shape, looks back only, and remembers in state[self].
 CANONS = {"conv": Canon}
 
 
 def canon_at(point, width, config):
     """The layer at this point ("a" .. "d"), if the configuration has one there."""
-    return CANONS[config.canon_type](width, config) if point in config.canon else NoCanon()
+    if point in config.canon:
+        return CANONS[config.canon_type](width, config)
+    return NoCanon()
 
 
 # ---- 3. Positions ----------------------------------------------------------
 #
-# Without positions ("nope"), a head sees a set of earlier tokens, not a sequence. Rotary
-# ("rope") turns each pair of dims of q and k by an angle that grows with the position, so that
-# positions enter q_i . k_j only as i - j; "rope4" turns the first quarter of each head's dims.
-# ALiBi and H-ALiBi change the logits by the distance instead.
+# Without positions a head sees a set of earlier tokens, not a sequence. Rotary positions turn each
+# pair of dims of q and k by an angle that grows with the position, so that positions enter
+# q_i . k_j only as i - j. ALiBi and H-ALiBi change the logits by the distance instead.
 
-POSITIONS = ("rope", "rope4", "nope", "alibi", "halibi")
+
+class NoPositions(nn.Module):
+    """ "nope". Positions of your own are a subclass, and one more entry of POSITIONS."""
+
+    head_multiple = 1  # the dims of a head must be a multiple of this
+
+    def __init__(self, config):
+        super().__init__()
+
+    def turn(self, x, start):
+        """Queries or keys (B, T, H, K) of the positions start .. start + T - 1 -> same shape."""
+        return x
+
+    def bias(self, T, S, device):
+        """What is added to the logits of the last T of S tokens, (H, T, S); -inf forbids a pair.
+
+        None: nothing but the causal mask.
+        """
+        return None
+
+
+class Rotary(NoPositions):
+    """ "rope": turns all dims of a head (Su et al. 2021)."""
+
+    head_multiple = 2
+    part = 1  # one of how many parts of a head is turned
+
+    def __init__(self, config):
+        super().__init__(config)
+        K = config.d_model // config.n_head
+        angles = rotary_angles(config.block_size, K // self.part)
+        self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, pairs)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def turn(self, x, start):
+        end = start + x.shape[1]
+        return rotate(x, self.cos[start:end], self.sin[start:end])
+
+
+class QuarterRotary(Rotary):
+    """ "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
+
+    head_multiple = 8
+    part = 4
 
 
 def rotary_angles(positions, dims, base=10000.0):
     """(positions, dims / 2): pair j turns by base^(-2j / dims) radians per step."""
-    frequencies = base ** (-torch.arange(0, dims, 2) / max(dims, 1))  # dims may be 0
+    frequencies = base ** (-torch.arange(0, dims, 2) / dims)
     return torch.arange(positions)[:, None] * frequencies
 
 
@@ -163,49 +257,90 @@ def rotate(x, cos, sin):
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
 
 
-def distance_bias(pos, n_head, T, S, device=None):
-    """What (H)-ALiBi adds to the logits of the last T of S tokens, (H, T, S); -inf forbids.
+class ALiBi(NoPositions):
+    """ "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H."""
 
-    alibi   head h of H adds -(i - j) * 2^(-8h/H), h = 1..H
-    halibi  head h of the first half sees only the h nearest tokens, itself included (our reading);
-            the other half sees all
-    """
+    def __init__(self, config):
+        super().__init__(config)
+        self.n_head = config.n_head
+
+    def bias(self, T, S, device):
+        distance, h = distances(T, S, device), heads_from_one(self.n_head, device)
+        slope = 2.0 ** (-8 * h / self.n_head)
+        return (-distance * slope).masked_fill(distance < 0, -math.inf)
+
+
+class HALiBi(ALiBi):
+    """ "halibi": head h of the first half sees only the h nearest tokens, itself included (our
+    reading of the paper); the other half sees all."""
+
+    def bias(self, T, S, device):
+        distance, h = distances(T, S, device), heads_from_one(self.n_head, device)
+        too_far = (distance >= h) & (h <= self.n_head // 2)
+        return torch.zeros_like(too_far, dtype=torch.float32).masked_fill(
+            too_far | (distance < 0), -math.inf
+        )
+
+
+def distances(T, S, device):
+    """(T, S): i - j for i among the last T of S positions, and j among all."""
     i = torch.arange(S - T, S, device=device)[:, None]
-    distance = i - torch.arange(S, device=device)
-    h = torch.arange(1, n_head + 1, device=device)[:, None, None]
-    if pos == "alibi":
-        bias = -distance * 2.0 ** (-8 * h / n_head)
-    else:
-        too_far = (distance >= h) & (h <= n_head // 2)
-        bias = torch.where(too_far, -math.inf, 0.0)
-    return bias.masked_fill(distance < 0, -math.inf)
+    return i - torch.arange(S, device=device)
+
+
+def heads_from_one(n_head, device):
+    """(H, 1, 1): 1 .. H."""
+    return torch.arange(1, n_head + 1, device=device)[:, None, None]
+
+
+POSITIONS = {
+    "rope": Rotary,
+    "rope4": QuarterRotary,
+    "nope": NoPositions,
+    "alibi": ALiBi,
+    "halibi": HALiBi,
+}
 
 
 # ---- 4. Attention ----------------------------------------------------------
 
 
-class Attention(nn.Module):
+class Mixer(nn.Module):
+    """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
+
+    It is made by (config). Its forward(x, state), (B, T, D) -> same, looks back only, and sends
+    its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
+    In a stream it remembers what it needs in state[self] (section 7).
+    """
+
+    parameter_share = 4  # of a block's 12 D^2 parameters; the MLP gets the rest
+    attends = False  # whether pos and n_head mean something to it
+    has_short_conv = False  # whether it has a convolution of its own (Part II)
+
+    @classmethod
+    def check(cls, config):
+        """ValueError for a configuration that this mixer cannot have."""
+
+
+class Attention(Mixer):
     """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together."""
 
     attends = True
-    params_d2 = 4  # its matrices hold 4 D^2 parameters
-    short_conv_default = None  # it has no convolution of its own
 
-    @staticmethod
-    def divisor(config):
-        """d_model must be a multiple of this; rotary turns pairs of a head's dims."""
-        return config.n_head * {"rope": 2, "rope4": 8}.get(config.pos, 1)
+    @classmethod
+    def check(cls, config):
+        multiple = config.n_head * POSITIONS[config.pos].head_multiple
+        if config.d_model % multiple != 0:
+            given = f"n_head = {config.n_head} and pos = {config.pos}"
+            config.refuse("d_model", f"must be a multiple of {multiple} with {given}")
 
     def __init__(self, config):
         super().__init__()
-        D, self.n_head, self.pos = config.d_model, config.n_head, config.pos
+        D, self.n_head = config.d_model, config.n_head
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon = canon_at("b", 3 * D, config)
         self.out = nn.Linear(D, D, bias=False)
-        turned = {"rope": D // self.n_head, "rope4": D // self.n_head // 4}.get(self.pos, 0)
-        angles = rotary_angles(config.block_size, turned)  # (block_size, turned / 2)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.positions = POSITIONS[config.pos](config)
 
     def forward(self, x, state=None):
         """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
@@ -216,27 +351,29 @@ class Attention(nn.Module):
         # pair differently.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
-        cached = None if state is None else state.get(self)
-        start = 0 if cached is None else cached[0].shape[1]
-        if self.pos in ("rope", "rope4"):
-            cos, sin = self.cos[start : start + T], self.sin[start : start + T]
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cached is not None:
-            k, v = torch.cat([cached[0], k], dim=1), torch.cat([cached[1], v], dim=1)
+
+        past = None if state is None else state.get(self)
+        start = 0 if past is None else past[0].shape[1]
+        q = self.positions.turn(q, start)
+        k = self.positions.turn(k, start)
+        if past is not None:
+            k = torch.cat([past[0], k], dim=1)  # (B, S, H, K)
+            v = torch.cat([past[1], v], dim=1)
         if state is not None:
             state[self] = k.contiguous(), v.contiguous()  # views would keep all of qkv alive
 
-        mask, S = None, start + T
-        if self.pos in ("alibi", "halibi"):
-            mask = distance_bias(self.pos, self.n_head, T, S, x.device).to(q.dtype)
+        S = start + T
+        mask = self.positions.bias(T, S, x.device)
+        if mask is not None:
+            mask = mask.to(q.dtype)
         elif start > 0:  # T new queries at the end of S keys
             mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(start)
-        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T, K)
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 
-MIXERS = {"attention": Attention}  # Part II adds three, and one of your own is one more entry
+MIXERS = {"attention": Attention}  # Part II adds three
 
 
 # ---- 5. MLP ----------------------------------------------------------------
@@ -252,23 +389,30 @@ MLPS = {"swiglu": F.silu, "silu": F.silu, "relu2": relu2, "swiglu-relu2": relu2,
 class MLP(nn.Module):
     """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
 
-    params_d2  its parameters in units of D^2. Beside attention 8: width 8D/3 gated, 4D standard
+    parameter_share  its parameters in D^2. Beside attention 8: width 8D/3 gated, 4D standard
     """
 
-    def __init__(self, config, params_d2):
+    def __init__(self, config, parameter_share):
         super().__init__()
         D = config.d_model
-        self.gated = config.mlp.startswith("swiglu")
         self.act = MLPS[config.mlp]
-        width = max(8, 8 * round(params_d2 * D / 24)) if self.gated else params_d2 * D // 2
-        up_width = 2 * width if self.gated else width
+        self.gated = config.mlp.startswith("swiglu")
+        if self.gated:
+            matrices = 3  # gate, up, down: D x width each
+            width = 8 * round(parameter_share * D / matrices / 8)  # the nearest multiple of 8
+            width = max(8, width)
+            up_width = 2 * width  # gate and up together
+        else:
+            matrices = 2  # up, down
+            width = parameter_share * D // matrices
+            up_width = width
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)
         self.down = nn.Linear(width, D, bias=False)
 
     def forward(self, x, state=None):
         # exercise 6
-        h = self.canon(self.up(x), state)
+        h = self.canon(self.up(x), state)  # (B, T, up_width)
         if not self.gated:
             return self.down(self.act(h))
         gate, up = h.chunk(2, dim=-1)
@@ -278,8 +422,8 @@ class MLP(nn.Module):
 # ---- 6. The block ----------------------------------------------------------
 
 
-def wide(x):
-    """x in float32 at least, for what must not round to bfloat16: mean squares, long decays."""
+def at_least_float32(x):
+    """For mean squares and long decays, which bfloat16 would round; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -291,14 +435,17 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        device, dtype = x.device.type, x.dtype
-        if torch.is_autocast_enabled(device):  # the Canon layer behind it then moves half the bytes
-            dtype = torch.get_autocast_dtype(device)
-        return F.rms_norm(wide(x), x.shape[-1:], wide(self.weight), eps=1e-6).to(dtype)
+        dtype = x.dtype
+        if torch.is_autocast_enabled(
+            x.device.type
+        ):  # Canon, which follows, then moves half the bytes
+            dtype = torch.get_autocast_dtype(x.device.type)
+        weight = at_least_float32(self.weight)
+        return F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6).to(dtype)
 
 
 class Block(nn.Module):
-    """Mixer and MLP, each behind a norm and inside a residual; Canon A and C follow the norms."""
+    """Mixer and MLP, each after a norm and inside a residual; Canon A and C follow the norms."""
 
     def __init__(self, config, mixer):
         super().__init__()
@@ -306,13 +453,12 @@ class Block(nn.Module):
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer](config)  # with Canon-B inside
         if "b" in config.canon and not hasattr(self.mixer, "canon"):
-            raise ValueError(f"canon = {config.canon!r}: mixer {mixer} has no Canon-B")
+            config.refuse("canon", f"mixer {mixer} has no Canon-B")
         self.mlp = None
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
             self.canon_c = canon_at("c", config.d_model, config)
-            # with Canon-D inside; mixer and MLP share 12 D^2 parameters
-            self.mlp = MLP(config, 12 - self.mixer.params_d2)
+            self.mlp = MLP(config, 12 - self.mixer.parameter_share)  # with Canon-D inside
 
     def forward(self, x, state=None):
         # exercise 6
@@ -326,12 +472,30 @@ class Block(nn.Module):
 
 
 class CanonGPT(nn.Module):
+    """Embedding, blocks, norm, head: a language model with Canon layers.
+
+        model = CanonGPT(Config(vocab_size=50, block_size=128, n_layer=2, n_head=4, d_model=64,
+                                canon="abcd"))
+        logits, loss = model(tokens, targets)
+
+    To feed a sequence in pieces, pass a dict that starts empty and lives through the stream:
+
+        state = {}
+        logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
+
+    The logits are those of the whole sequence at once: each module keeps what it must remember as
+    state[itself]. A Canon layer keeps its last three inputs, attention its keys and values, a
+    recurrence its matrix.
+    """
+
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        layers = [config.mixers[i % len(config.mixers)] for i in range(config.n_layer)]
-        self.blocks = nn.ModuleList(Block(config, mixer) for mixer in layers)
+        self.blocks = nn.ModuleList()
+        for layer in range(config.n_layer):
+            mixer = config.mixers[layer % len(config.mixers)]
+            self.blocks.append(Block(config, mixer))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         for module in self.modules():  # convolutions keep their own start
@@ -348,15 +512,14 @@ class CanonGPT(nn.Module):
         tokens     (B, T) int64
         targets    (B, T) int64, what should follow each token; or None
         loss_mask  (B, T) bool, which targets count; None: all
-        state      None, or a dict that starts empty and lives through a stream. Feeding a sequence
-                   in pieces of any length gives the same logits as feeding it at once: each module
-                   keeps what it must remember as state[itself]
+        state      None, or the dict of a stream
         returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
         Raises ValueError for a sequence, with its stream's past, longer than block_size.
         """
-        T = tokens.shape[1]
-        length = T if state is None else state.get(self, 0) + T
-        if length > (limit := self.config.block_size):
+        length, limit = tokens.shape[1], self.config.block_size
+        if state is not None:
+            length += state.get(self, 0)
+        if length > limit:
             raise ValueError(f"a sequence of {length} tokens is longer than block_size = {limit}")
         if state is not None:
             state[self] = length
@@ -380,13 +543,14 @@ class CanonGPT(nn.Module):
         filled with it; when all have, generation ends. `generator` is a torch.Generator on the
         tokens' device. Raises ValueError if the result would not fit.
         """
-        total = tokens.shape[1] + max_new_tokens
-        if total > (limit := self.config.block_size) + 1:  # the last token is never fed
+        total, limit = tokens.shape[1] + max_new_tokens, self.config.block_size
+        if total > limit + 1:  # the last token is never fed
             raise ValueError(f"{total} tokens do not fit: block_size = {limit}, and one more")
         state, new = {}, tokens
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
-            logits = self(new, state=state)[0][:, -1].float()
+            logits, _ = self(new, state=state)
+            logits = logits[:, -1].float()
             if temperature == 0:
                 new = logits.argmax(-1, keepdim=True)
             else:
@@ -401,12 +565,21 @@ class CanonGPT(nn.Module):
         return tokens
 
     def parameter_counts(self):
-        """dict: all parameters; those of embedding and head; those of Canon layers."""
+        """How many parameters there are: {"total", "embeddings" (with the head), "canon"}."""
         ends = {self.embed.weight, self.head.weight}  # one if tied
-        canons = [m for m in self.modules() if isinstance(m, tuple(CANONS.values()))]
-        groups = {"total": self.parameters(), "embeddings": ends}
-        groups["canon"] = {weight for canon in canons for weight in canon.parameters()}
-        return {name: sum(p.numel() for p in group) for name, group in groups.items()}
+        canon = set()
+        for module in self.modules():
+            if isinstance(module, tuple(CANONS.values())):
+                canon.update(module.parameters())
+        return {
+            "total": count(self.parameters()),
+            "embeddings": count(ends),
+            "canon": count(canon),
+        }
+
+
+def count(parameters):
+    return sum(parameter.numel() for parameter in parameters)
 
 
 # ============================================================================
@@ -448,10 +621,10 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     """
     B, T, H, V = v.shape
     out_dtype = v.dtype
-    q, k, v, decay = map(wide, (q, k, v, log_decay))
+    q, k, v, decay = map(at_least_float32, (q, k, v, log_decay))
     decay = decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
     # exercise 8
-    S = v.new_zeros(B, H, k.shape[3], V) if state is None else wide(state)
+    S = v.new_zeros(B, H, k.shape[3], V) if state is None else at_least_float32(state)
     o = []
     for t in range(T):
         key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H, K, 1)
@@ -514,7 +687,7 @@ def decay_between(g):
 def float32_product(a, b):
     """a @ b in float32 also under autocast (in TF32 on a GPU, where train.py allows it)."""
     with torch.autocast(a.device.type, enabled=False):
-        return wide(a) @ wide(b)
+        return at_least_float32(a) @ at_least_float32(b)
 
 
 def decayed_products(q, k, g):
@@ -583,7 +756,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     N = -(-T // C)
 
     def chunks(x):  # (B, T, H, ..) -> (B, H, N, C, ..); padded steps write nothing, and do not fade
-        x = F.pad(wide(x), (0, 0, 0, 0, 0, N * C - T))
+        x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, N * C - T))
         return x.unflatten(1, (N, C)).permute(0, 3, 1, 2, 4)
 
     q, k, v = chunks(q), chunks(k), chunks(v)
@@ -605,7 +778,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     # step 3
     P = fade_in[..., -1, :, None]  # (B, H, N, K or 1, 1)
     X = k_out.mT @ U0  # (B, H, N, K, V)
-    S = wide(torch.zeros_like(X[:, :, 0]) if state is None else state)
+    S = at_least_float32(torch.zeros_like(X[:, :, 0]) if state is None else state)
     # before (B, H, N, K, V): the states before the chunks; S: the last one
     if W is None:
         # exercise 9: before, S
@@ -630,30 +803,47 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
 # add 144 D, a fifth at 64 dims.
 
 
-class ShortConv(CausalConv):
-    """The mixers' own convolution: kernel 4, SiLU, no residual."""
+class ShortConv(nn.Module):
+    """The mixers' own convolution: kernel 4, SiLU, no residual. Maybe with a bias, after Mamba2."""
+
+    kernel = 4
 
     def __init__(self, width, std=None, bias=False):
-        super().__init__(width, 4, residual=False)
+        """std: of normal weights at the start; None: uniform, as in a Canon layer."""
+        super().__init__()
+        bound = self.kernel**-0.5
+        self.weight = nn.Parameter(torch.empty(self.kernel, width).uniform_(-bound, bound))
         if std is not None:
             nn.init.normal_(self.weight, std=std)
         self.bias = nn.Parameter(torch.empty(width).uniform_(-0.5, 0.5)) if bias else None
 
     def forward(self, x, state=None):
-        y = super().forward(x, state)
-        return F.silu(y if self.bias is None else y + self.bias.to(y.dtype))
+        """(B, T, width) -> same."""
+        tail = tail_of_stream(self, x, self.kernel - 1, state)
+        y = causal_conv(x, self.weight, residual=False, tail=tail)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)
+        return F.silu(y)
 
 
-class LinearMixer(nn.Module):
-    """What the three share. A subclass says how many parameters its matrices hold, in D^2."""
+class LinearMixer(Mixer):
+    """What the three share."""
 
-    attends = False
-    short_conv_default = None  # for a mixer with a short convolution: whether it is on by default
+    has_short_conv = True
+    short_conv_by_default = False  # where there is no Canon-B
 
     @staticmethod
-    def divisor(config):
+    def width_multiple(config):
         """d_model must be a multiple of this, so that the heads divide it."""
         return 8
+
+    @classmethod
+    def check(cls, config):
+        multiple = cls.width_multiple(config)
+        if config.d_model % multiple != 0:
+            config.refuse("d_model", f"mixer {config.mixer} needs a multiple of {multiple}")
+        if config.short_conv is None and cls.short_conv_by_default and "b" not in config.canon:
+            config.short_conv = True
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
@@ -681,8 +871,7 @@ def heads(x, n_head):
 class GLA(LinearMixer):
     """Gated linear attention: 4 heads, keys of D/2, values of D, a decay per key channel."""
 
-    params_d2, n_head = 4, 4
-    short_conv_default = False
+    parameter_share, n_head = 4, 4
 
     def __init__(self, config):
         super().__init__()
@@ -702,7 +891,7 @@ class GLA(LinearMixer):
             qkv = self.conv(qkv, state)
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
         # the decay is sigmoid(..)^(1/16): near 1, so that memory is long
-        log_decay = heads(F.logsigmoid(wide(self.decay(x))) / 16, self.n_head)
+        log_decay = heads(F.logsigmoid(at_least_float32(self.decay(x))) / 16, self.n_head)
         o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, state=state)  # (B, T, H, V)
         gate = heads(self.gate(x), self.n_head)
         return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
@@ -711,8 +900,8 @@ class GLA(LinearMixer):
 class Mamba2(LinearMixer):
     """State-space model: 16 heads, values of 2D, one key and one query of 64 for all heads."""
 
-    params_d2, n_head, n_state = 6, 16, 64
-    short_conv_default = True
+    parameter_share, n_head, n_state = 6, 16, 64
+    short_conv_by_default = True
 
     def __init__(self, config):
         super().__init__()
@@ -733,8 +922,8 @@ class Mamba2(LinearMixer):
         if self.conv is not None:
             xBC = self.conv(xBC, state)
         value, key, query = xBC.split([2 * D, K, K], -1)
-        value = wide(heads(value, H))
-        dt = F.softplus(wide(dt) + self.dt_bias)  # (B, T, H)
+        value = at_least_float32(heads(value, H))
+        dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         log_decay = -self.A_log.exp() * dt
         written = dt[..., None] * value  # w_t v_t
         o = self.recur(query[:, :, None], key[:, :, None], written, log_decay, state=state)
@@ -745,15 +934,15 @@ class Mamba2(LinearMixer):
 class GatedDeltaNet(LinearMixer):
     """The delta rule with scalar decays: keys of 3D/4, values of 3D/2, a head per 128 dims."""
 
-    params_d2 = 6
-    short_conv_default = True
+    parameter_share = 6
+    short_conv_by_default = True
 
     @staticmethod
     def heads_at(D):
         return max(2, D // 128)  # the paper's 4 and 6 at D = 512 and 768; two at least is ours
 
     @staticmethod
-    def divisor(config):
+    def width_multiple(config):
         return 4 * GatedDeltaNet.heads_at(config.d_model)
 
     def __init__(self, config):
@@ -776,40 +965,15 @@ class GatedDeltaNet(LinearMixer):
         qkv = self.canon(self.qkv(x), state)
         qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
         q, k, v = (heads(u, H) for u in qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1))
-        q, k = F.normalize(wide(q), dim=-1), F.normalize(wide(k), dim=-1)  # unit length
-        dt = F.softplus(wide(self.decay(x)) + self.dt_bias)  # (B, T, H)
-        beta = wide(self.strength(x)).sigmoid()
+        q, k = (
+            F.normalize(at_least_float32(q), dim=-1),
+            F.normalize(at_least_float32(k), dim=-1),
+        )  # unit length
+        dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
+        beta = at_least_float32(self.strength(x)).sigmoid()
         log_decay = -self.A_log.exp() * dt
         o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, beta, state)
         return self.out((self.norm(o) * F.silu(heads(self.gate(x), H))).flatten(-2))
 
 
 MIXERS.update(gla=GLA, mamba2=Mamba2, gdn=GatedDeltaNet)
-
-
-# ---- 11. What a configuration allows ---------------------------------------
-
-
-def rules(c):
-    """Yield (field, whether its value is allowed, what is); each may rely on those before it."""
-    for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
-        yield field, 1 <= getattr(c, field) <= 2**20, "must be between 1 and 2^20"
-    known = set(c.mixers) <= set(MIXERS)
-    yield "mixer", known, f"allowed: {', '.join(MIXERS)}, or several joined by commas"
-    yield "mixer", len(c.mixers) <= c.n_layer, f"a pattern for more than n_layer = {c.n_layer}"
-    for field, allowed in (("mlp", MLPS), ("pos", POSITIONS), ("canon_type", CANONS)):
-        yield field, getattr(c, field) in allowed, f"allowed: {', '.join(allowed)}"
-    points = set(c.canon.lower())
-    once = len(points) == len(c.canon) and points <= set("abcd")
-    yield "canon", once, "allowed: the letters a, b, c, d, each at most once"
-    yield "canon", c.mlp != "none" or points <= set("ab"), "with mlp none, allowed: a, b"
-    yield "canon_kernel", 2 <= c.canon_kernel <= 8, "must be between 2 and 8"
-    for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
-        default = getattr(c, field) == getattr(Config, field)
-        yield field, points or default, "means nothing without a Canon layer; leave it out"
-    has_own = any(MIXERS[name].short_conv_default is not None for name in c.mixers)
-    yield "short_conv", has_own or not c.short_conv, f"mixer {c.mixer} has none"
-    yield "pos", c.has_attention or c.pos in ("rope", "nope"), f"mixer {c.mixer} knows the order"
-    for name in c.mixers:
-        divisor = MIXERS[name].divisor(c)
-        yield "d_model", c.d_model % divisor == 0, f"mixer {name} needs a multiple of {divisor}"

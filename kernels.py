@@ -1,35 +1,40 @@
-"""The causal convolution behind every Canon layer: definition, a fast form per device, a check.
+"""The causal convolution behind every Canon layer: its definition, and a fast form for each device.
 
-A Canon layer (paper Section 4, Eq. 4.1) adds to each hidden state a weighted sum of itself and the
-three before it, with one weight per channel and distance; h is 0 before the start:
+A Canon layer adds to each hidden state h_t a weighted sum of itself and the three before it (paper
+Section 4, Eq. 4.1). Each channel has four weights of its own, and h is 0 before the start:
 
     z_t = w_0 * h_t + w_1 * h_{t-1} + w_2 * h_{t-2} + w_3 * h_{t-3}        (elementwise)
     y_t = h_t + z_t                                                        (the residual)
 
-Channels do not mix, so this is a *depthwise* convolution: four multiply-adds for every number read.
-Arithmetic that light is free on a GPU. The cost is memory traffic, and the best one can do is to
-read x once and write y once, like a plain copy.
+Channels do not mix: this is a *depthwise* convolution. It does four multiply-adds for each number
+that it reads, which a GPU does in no time. The time goes into memory traffic, so the best kernel
+reads x once and writes y once, like a plain copy.
 
-Read in this order: 1 the definition; 2 the same for the CPU; 3 the Triton kernels; 4 `causal_conv`,
-which picks one; 5 the check, `python kernels.py`. To use the layer elsewhere, copy this file.
+Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Triton kernels, for the
+GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`. To use the
+layer in a project of your own, copy this file.
 
-The Triton kernels have been interpreted and compiled, but never run on a GPU: section 3 is untimed.
+The Triton kernels pass all tests in Triton's interpreter, and they compile for an H100. They have
+not run on a GPU yet, so nobody knows how fast they are.
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
 
+import argparse
 import os
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 if __name__ == "__main__" and not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # the check then runs the kernels on the CPU
+    # Without a GPU the check runs the Triton kernels in Triton's interpreter, on the CPU.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-try:  # PyTorch's CUDA builds bring Triton along
+try:
     import triton
     import triton.language as tl
-except ImportError:
+except ImportError:  # PyTorch's CUDA builds bring Triton along; other builds do not need it
     triton = None
 
 
@@ -49,96 +54,115 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight.to(dtype)
     # exercise 1: z
-    # past[:, kernel-1 + t] is h_t, so the copy shifted by i steps starts at kernel-1 - i
-    before = h.new_zeros(x.shape[0], kernel - 1, x.shape[2]) if tail is None else tail.to(dtype)
-    past = torch.cat([before, h], dim=1)
-    z = sum(w[i] * past[:, kernel - 1 - i : kernel - 1 - i + T] for i in range(kernel))  # (B, T, D)
+    if tail is None:
+        past = F.pad(h, (0, 0, kernel - 1, 0))  # kernel-1 rows of zeros, then h
+    else:
+        past = torch.cat([tail.to(dtype), h], dim=1)
+    z = 0
+    for i in range(kernel):
+        start = kernel - 1 - i  # past[:, kernel-1 + t] is h_t, so this copy is h_{t-i}
+        z = z + w[i] * past[:, start : start + T]  # (B, T, D)
     # end of exercise
-    return (h + z if residual else z).to(x.dtype)
+    y = h + z if residual else z
+    return y.to(x.dtype)
 
 
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
-# Run eagerly, the definition writes two new tensors per shift, and its backward pass as many.
-# Adding each shift to the result in place, with a derivative written by hand, avoids them. Token s
-# enters y_s .. y_{s+3}. So, with dy the gradient of the loss with respect to y,
+# PyTorch runs one operation at a time, and each operation writes a whole new tensor. The definition
+# writes two for each shift, a product and a sum, and its backward pass does the same. The form below
+# adds each shift to the result in place instead, and its derivative is written by hand.
+#
+# The derivative of a convolution is a convolution. Token s is an input of y_s, y_{s+1}, y_{s+2} and
+# y_{s+3}, with the weights w_0, w_1, w_2 and w_3. Let dy be the gradient of the loss with respect to
+# y. The chain rule sums over all outputs that an input has a part in:
 #
 #     dh_s = sum_i w_i * dy_{s+i}          the same convolution, looking ahead instead of back
-#     dw_i = sum_s dy_{s+i} * h_s
+#     dw_i = sum_s dy_{s+i} * h_s          for each channel, over all sequences
 #
-# torch.compile makes one loop of the plain sum, without temporaries, so it gets that. The residual
-# needs no pass of its own: it only adds 1 to w_0.
+# The residual needs no pass of its own: h_t + w_0 * h_t is (1 + w_0) * h_t.
+#
+# torch.compile makes one loop out of many operations, and this loop writes nothing but its result.
+# So compiled code takes the definition. It looks ahead by looking back in reversed time.
 
 
-def shift(x, i):
-    """x (B, T, D) moved i steps later, or earlier if i < 0; zeros move in."""
-    if i < 0:
-        return F.pad(x[:, -i:], (0, 0, 0, -i))
-    return F.pad(x[:, : x.shape[1] - i], (0, 0, i, 0))
-
-
-def shift_and_add(x, weight, direction):
-    """sum_i weight_i * x_{t - direction * i}, with direction 1 (back) or -1 (ahead)."""
+def look_back(x, weight):
+    """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
     if torch.compiler.is_compiling():
-        return sum(w * shift(x, direction * i) for i, w in enumerate(weight))
+        return causal_conv_reference(x, weight, residual=False)
     # exercise 2: in place, without shifted copies
-    y, T = x * weight[0], x.shape[1]
+    T = x.shape[1]
+    y = x * weight[0]
     for i in range(1, len(weight)):
-        if direction > 0:
-            y[:, i:].addcmul_(x[:, : T - i], weight[i])
-        else:
-            y[:, : T - i].addcmul_(x[:, i:], weight[i])
+        y[:, i:].addcmul_(x[:, : T - i], weight[i])
     return y
 
 
-class Convolution(torch.autograd.Function):
-    """y of x (B, T, D) and weight (kernel, D): by the code above (kernel <= T), or by Triton.
+def look_ahead(x, weight):
+    """sum_i weight[i] * x_{t+i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
+    if torch.compiler.is_compiling():
+        return causal_conv_reference(x.flip(1), weight, residual=False).flip(1)
+    # exercise 2: in place, without shifted copies
+    T = x.shape[1]
+    y = x * weight[0]
+    for i in range(1, len(weight)):
+        y[:, : T - i].addcmul_(x[:, i:], weight[i])
+    return y
 
-    Forward-mode derivatives raise an error; in Triton, so do gradients of gradients and
-    torch.func.grad.
-    """
+
+class PyTorchConvolution(torch.autograd.Function):
+    """y (B, T, D) of x (B, T, D) and weight (kernel, D), by the functions above; kernel <= T."""
 
     generate_vmap_rule = True  # for torch.func.vmap
 
     @staticmethod
-    def forward(x, weight, residual, by_triton):
-        if by_triton:
-            return forward_op(x, weight, residual)
-        return shift_and_add(x, with_residual(weight) if residual else weight, 1)
+    def forward(x, weight):
+        return look_back(x, weight)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, weight, ctx.residual, ctx.by_triton = inputs
+        x, weight = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        if ctx.by_triton:
-            return *backward_op(dy, x, weight, ctx.residual), None, None
-        dx = dw = None
-        # exercise 2
+        dx = dw = None  # None stands for a gradient that nobody needs
+        # exercise 2: the derivative
         if ctx.needs_input_grad[0]:
-            dx = shift_and_add(dy, with_residual(weight) if ctx.residual else weight, -1)
+            dx = look_ahead(dy, weight)
         if ctx.needs_input_grad[1]:
-            products = (dy[:, i:] * x[:, : x.shape[1] - i] for i in range(len(weight)))
-            dw = torch.stack([product.sum(1).sum(0) for product in products])
+            T = x.shape[1]
+            rows = []
+            for i in range(len(weight)):
+                product = dy[:, i:] * x[:, : T - i]  # (B, T-i, D)
+                rows.append(product.sum(dim=1).sum(dim=0))  # over tokens, then sequences: (D,)
+            dw = torch.stack(rows)
         # end of exercise
-        return dx, dw, None, None
+        return dx, dw
 
 
 def with_residual(weight):
+    """The weight (kernel, D) whose convolution contains the residual: w_0 + 1, w_1, w_2, .."""
     return torch.cat([weight[:1] + 1, weight[1:]])
 
 
 def causal_conv_pytorch(x, weight, residual=True):
-    """`causal_conv_reference` without a tail, for any device and kernel size."""
+    """`causal_conv_reference` without a tail, for any device and kernel size.
+
+    Forward-mode derivatives raise NotImplementedError.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    w = weight[: x.shape[1]].to(dtype)  # no step of x looks further back than x is long
-    return Convolution.apply(x.to(dtype), w, residual, False).to(x.dtype)
+    T = x.shape[1]
+    w = weight[:T].to(dtype)  # weight[T] and later ones would multiply inputs before the start
+    if residual:
+        w = with_residual(w)
+    return PyTorchConvolution.apply(x.to(dtype), w).to(x.dtype)
 
 
 # ---- 3. The Triton kernels: what runs on CUDA ------------------------------
+#
+# Triton runs many copies of a kernel at once. Each copy, a *program*, computes a part of y.
 #
 # Step 1, a naive kernel (not kept). A program computes a tile of y: ROWS tokens by COLS channels.
 # It needs the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back:
@@ -152,135 +176,196 @@ def causal_conv_pytorch(x, weight, residual=True):
 #     t+2     |           |              |     |   +-----+
 #     t+3     +-----------+              +-----+
 #
-# One load of shape (LAGS, ROWS, COLS) fetches all four: token t, channel c of a sequence lies at
-# x_ptr + t * row_stride + c, and lags, rows and columns are index vectors along three axes that
-# broadcast into the block of addresses. What does not exist (before the start, beyond the end) is
-# masked out and reads as 0. Then y is the sum over lags of weight times block. The copies overlap,
-# so three of four come from the multiprocessor's cache, not from memory.
+# One load of shape (LAGS, ROWS, COLS) fetches all four. Channel c of token t lies at the address
+# x_ptr + t * row_stride + c. Lags, rows and columns are index vectors along three axes, and they
+# broadcast into the block of all addresses. A mask leaves out what does not exist, before the start
+# or beyond the end: it reads as 0. Then y is the sum over lags of weight times block. The four
+# copies overlap, so three of them come from the multiprocessor's cache and not from memory.
 #
-# Step 2, what it wastes. Each program fetches the weights for one small tile. The three rows above
-# every tile come from memory twice. And several warps (groups of 32 threads) in one program would
-# wait for each other wherever a sum crosses them.
+# Step 2, what the naive kernel wastes. Every program fetches the weights, for one small tile. The
+# three rows above each tile come from memory twice. And where a program has several warps (groups
+# of 32 threads), they wait for each other in every sum that crosses from one warp to another.
 #
-# Step 3, the kernel below. A program is one warp, so no warp waits for another: a row of 256
-# bfloat16 numbers is 16 bytes per thread, one load, and sums over lags and rows stay in a thread.
-# And it walks down STEPS tiles, one below the other: the weights stay in registers, the rows above
-# a tile are still in cache, and only the rows above the first tile are fetched twice.
+# Step 3, the kernel below. A program is one warp, so no warp waits for another. With 256 columns in
+# bfloat16, each thread loads 16 bytes of a row at once, and it has all lags and rows of its columns,
+# so that sums stay within a thread. A program walks down STEPS tiles, one below the other: the
+# weights stay in registers, and the rows above a tile are still in the cache. Only the rows above
+# the first tile are fetched twice.
 #
-# Backward. By section 2 both gradients need dy at lags ahead, dy_{t+i}, which again is one block.
-# dx sums weight times block over lags. dw sums block times x over tokens, in registers while the
-# program walks; at the end each program writes its share into a line of a float32 table, and
-# PyTorch adds up the lines: the same bits in every run, unlike atomic adds.
+# Backward. By section 2, both gradients need dy at lags ahead, dy_{t+i}: again one block. dx is the
+# sum over lags of weight times block. dw is the sum over tokens of block times x, which stays in
+# registers while the program walks. At the end, each program writes its part of dw into one line of
+# a float32 table, and PyTorch adds up the lines. Unlike atomic additions, this gives the same bits
+# in every run.
 
 if triton is not None:
 
     @triton.jit
-    def place(segments, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-              STEPS: tl.constexpr, LAGS: tl.constexpr):  # fmt: skip
+    def place(
+        segments,
+        D: tl.constexpr,
+        ROWS: tl.constexpr,
+        COLS: tl.constexpr,
+        STEPS: tl.constexpr,
+        LAGS: tl.constexpr,
+    ):
         """Which part of x a program works on, as index vectors along (lags, rows, columns).
 
-        A sequence has `segments` segments of STEPS tiles each; a strip is COLS channels.
-        Neighbouring programs take neighbouring strips of the same rows: together they read whole
-        rows.
+        A sequence has `segments` segments of STEPS tiles each, and a row has strips of COLS
+        channels. Neighbouring programs take neighbouring strips of the same rows, so that together
+        they read whole rows.
         """
         strips = tl.cdiv(D, COLS)
-        segment = tl.program_id(0) // strips
-        sequence = (segment // segments).to(tl.int64)  # 64 bits: x may have over 2^31 numbers
-        t = (segment % segments) * (STEPS * ROWS) + tl.arange(0, ROWS)[None, :, None]
-        column = tl.program_id(0) % strips * COLS + tl.arange(0, COLS)[None, None, :]
-        lag = tl.arange(0, LAGS)[:, None, None]
+        strip = tl.program_id(0) % strips
+        segment = tl.program_id(0) // strips  # counted through all sequences
+        sequence = (segment // segments).to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
+        first = (segment % segments) * (STEPS * ROWS)  # token of this sequence
+        lag = tl.arange(0, LAGS)[:, None, None]  # (LAGS, 1, 1)
+        t = first + tl.arange(0, ROWS)[None, :, None]  # (1, ROWS, 1)
+        column = strip * COLS + tl.arange(0, COLS)[None, None, :]  # (1, 1, COLS)
         return segment, sequence, lag, t, column
 
     @triton.jit
-    def load_weight(w_ptr, lag, column, D: tl.constexpr, KERNEL: tl.constexpr,
-                    RESIDUAL: tl.constexpr):  # fmt: skip
-        """(LAGS, 1, COLS) float32; LAGS is KERNEL rounded up to a power of two, with zeros."""
+    def load_weight(
+        w_ptr, lag, column, D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr
+    ):
+        """w (LAGS, 1, COLS) in float32, with zeros from lag KERNEL on."""
         w = tl.load(w_ptr + lag * D + column, mask=(lag < KERNEL) & (column < D), other=0.0)
         w = w.to(tl.float32)
-        return w + tl.where(lag == 0, 1.0, 0.0) if RESIDUAL else w
+        if RESIDUAL:
+            w += tl.where(lag == 0, 1.0, 0.0)
+        return w
 
     @triton.jit
-    def forward_kernel(x_ptr, w_ptr, y_ptr, T, segments, batch_stride, row_stride,
-                       D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr,
-                       ROWS: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr,
-                       LAGS: tl.constexpr):  # fmt: skip
-        """y of x and w. y and w are contiguous, and so are x's channels."""
+    def forward_kernel(
+        x_ptr,  # (B, T, D), with channels side by side
+        w_ptr,  # (KERNEL, D), contiguous
+        y_ptr,  # (B, T, D), contiguous
+        T,
+        segments,  # in a sequence
+        batch_stride,  # from a sequence of x to the next
+        row_stride,  # from a token of x to the next
+        D: tl.constexpr,
+        KERNEL: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+        ROWS: tl.constexpr,  # tokens in a tile
+        COLS: tl.constexpr,  # channels in a tile
+        STEPS: tl.constexpr,  # tiles in a segment
+        LAGS: tl.constexpr,  # KERNEL, rounded up to a power of two
+    ):
+        """Write y."""
         # exercise 12
         segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
-        w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)
+        w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         x_ptr += sequence * batch_stride + column
         y_ptr += sequence * T * D + column
         for _ in range(STEPS):
             past = t - lag  # (LAGS, ROWS, 1)
-            exists = (past >= 0) & (t < T) & (lag < KERNEL) & (column < D)
+            exists = (past >= 0) & (t < T) & (lag < KERNEL) & (column < D)  # (LAGS, ROWS, COLS)
             x = tl.load(x_ptr + past.to(tl.int64) * row_stride, mask=exists, other=0.0)
-            y = tl.sum(w * x.to(tl.float32), axis=0)[None].to(y_ptr.dtype.element_ty)
-            tl.store(y_ptr + t.to(tl.int64) * D, y, mask=(t < T) & (column < D))  # (1, ROWS, COLS)
+            y = tl.sum(w * x.to(tl.float32), axis=0)[None]  # (1, ROWS, COLS)
+            y = y.to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + t.to(tl.int64) * D, y, mask=(t < T) & (column < D))
             t += ROWS
 
     @triton.jit
-    def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, T, segments, batch_stride, row_stride,
-                        D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr,
-                        ROWS: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr,
-                        LAGS: tl.constexpr):  # fmt: skip
-        """dx, and for each segment a line (KERNEL, D) of dw. dy, w, dx, dw are contiguous."""
+    def backward_kernel(
+        dy_ptr,  # (B, T, D), contiguous
+        x_ptr,  # (B, T, D), with channels side by side
+        w_ptr,  # (KERNEL, D), contiguous
+        dx_ptr,  # (B, T, D), contiguous
+        dw_ptr,  # (segments of all sequences, KERNEL, D), contiguous: the lines of dw
+        T,
+        segments,
+        batch_stride,
+        row_stride,
+        D: tl.constexpr,
+        KERNEL: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+        ROWS: tl.constexpr,
+        COLS: tl.constexpr,
+        STEPS: tl.constexpr,
+        LAGS: tl.constexpr,
+    ):
+        """Write dx, and a line of dw for each segment."""
         # exercise 13
         segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
-        w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)
+        w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         dw = tl.zeros((LAGS, ROWS, COLS), tl.float32)
         x_ptr += sequence * batch_stride + column
         dy_ptr += sequence * T * D + column
         dx_ptr += sequence * T * D + column
         for _ in range(STEPS):
-            here = (t < T) & (column < D)
+            here = (t < T) & (column < D)  # (1, ROWS, COLS)
             x = tl.load(x_ptr + t.to(tl.int64) * row_stride, mask=here, other=0.0).to(tl.float32)
             ahead = t + lag  # (LAGS, ROWS, 1)
-            exists = (ahead < T) & (lag < KERNEL) & (column < D)
+            exists = (ahead < T) & (lag < KERNEL) & (column < D)  # (LAGS, ROWS, COLS)
             dy = tl.load(dy_ptr + ahead.to(tl.int64) * D, mask=exists, other=0.0).to(tl.float32)
             dw += dy * x
-            dx = tl.sum(w * dy, axis=0)[None].to(dx_ptr.dtype.element_ty)
-            tl.store(dx_ptr + t.to(tl.int64) * D, dx, mask=here)
+            dx = tl.sum(w * dy, axis=0)[None]  # (1, ROWS, COLS)
+            tl.store(dx_ptr + t.to(tl.int64) * D, dx.to(dx_ptr.dtype.element_ty), mask=here)
             t += ROWS
+        dw = tl.sum(dw, axis=1)[:, None, :]  # (LAGS, 1, COLS)
         line = dw_ptr + (segment.to(tl.int64) * KERNEL + lag) * D + column
-        tl.store(line, tl.sum(dw, axis=1)[:, None, :], mask=(lag < KERNEL) & (column < D))
+        tl.store(line, dw, mask=(lag < KERNEL) & (column < D))
 
 
-MAX_KERNEL = 8  # of the Triton kernels: more lags do not fit in registers
+MAX_KERNEL = 8  # with more lags, a block of the Triton kernels would not fit in registers
 FORWARD_TILES = {"rows": 4, "steps": 8}
-BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps: fewer lines for dw
+BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps make fewer lines of dw
+
+
+class Launch(NamedTuple):
+    """How programs of a Triton kernel cover x (B, T, D) and weight (kernel, D)."""
+
+    programs: tuple[int]  # how many run
+    lines: int  # segments of all sequences, each of which has a line in the table for dw
+    sizes: dict  # arguments that a kernel is given when it runs
+    settings: dict  # arguments that it is compiled for
 
 
 def grid(x, weight, rows, steps):
-    """How to cover x (B, T, D): (lines of dw, programs, the kernels' sizes, their settings)."""
+    """The Launch for tiles of so many rows (with up to four lags) and at most so many steps."""
     B, T, D = x.shape
     lags = triton.next_power_of_2(len(weight))
-    rows = max(1, rows * 4 // max(4, lags))  # the block must fit in registers
+    rows = max(1, rows * 4 // max(4, lags))  # with more lags fewer rows, to fit in registers
     cols = min(256, max(32, triton.next_power_of_2(D)))
-    steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))
+    steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))  # a short sequence needs less
     segments = triton.cdiv(T, rows * steps)
-    settings = dict(D=D, KERNEL=len(weight), ROWS=rows, COLS=cols, STEPS=steps, LAGS=lags,
-                    num_warps=1)  # fmt: skip
-    programs = (B * segments * triton.cdiv(D, cols),)
-    return B * segments, programs, (T, segments, *x.stride()[:2]), settings
+    strips = triton.cdiv(D, cols)
+    return Launch(
+        programs=(B * segments * strips,),
+        lines=B * segments,
+        sizes=dict(T=T, segments=segments, batch_stride=x.stride(0), row_stride=x.stride(1)),
+        settings=dict(
+            D=D, KERNEL=len(weight), ROWS=rows, COLS=cols, STEPS=steps, LAGS=lags, num_warps=1
+        ),
+    )
 
 
-# torch.compile cannot look into a launch. A custom operator is a black box to it, whose "fake"
-# version tells the shapes, strides and dtypes that come out.
+# torch.compile cannot look into a kernel. It takes a custom operator as it is, and asks the
+# operator's "fake" version for the shapes, strides and dtypes of what comes out.
+
+
+def with_channels_side_by_side(x):
+    """x (B, T, D) with stride 1 along D. The kernels take any other strides as they come."""
+    return x if x.stride(2) == 1 else x.contiguous()
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
 def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.Tensor:
-    x = x if x.stride(2) == 1 else x.contiguous()  # channels side by side; any other stride will do
+    x = with_channels_side_by_side(x)
+    weight = weight.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _, programs, sizes, settings = grid(x, weight, **FORWARD_TILES)
-    with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
-        weight = weight.contiguous()
-        forward_kernel[programs](x, weight, y, *sizes, RESIDUAL=residual, **settings)
+    launch = grid(x, weight, **FORWARD_TILES)
+    with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
+        kernel = forward_kernel[launch.programs]
+        kernel(x, weight, y, **launch.sizes, RESIDUAL=residual, **launch.settings)
     return y
 
 
 @forward_op.register_fake
-def _(x, weight, residual):
+def forward_op_fake(x, weight, residual):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -288,49 +373,88 @@ def _(x, weight, residual):
 def backward_op(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, dy = x if x.stride(2) == 1 else x.contiguous(), dy.contiguous()
+    x, dy = with_channels_side_by_side(x), dy.contiguous()
+    weight = weight.contiguous()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    lines, programs, sizes, settings = grid(x, weight, **BACKWARD_TILES)
-    dw = torch.empty(lines, *weight.shape, dtype=torch.float32, device=x.device)
+    launch = grid(x, weight, **BACKWARD_TILES)
+    lines = torch.empty(launch.lines, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        weight = weight.contiguous()
-        backward_kernel[programs](dy, x, weight, dx, dw, *sizes, RESIDUAL=residual, **settings)
-    return dx, dw.sum(0).to(weight.dtype)
+        kernel = backward_kernel[launch.programs]
+        kernel(dy, x, weight, dx, lines, **launch.sizes, RESIDUAL=residual, **launch.settings)
+    return dx, lines.sum(0).to(weight.dtype)
 
 
 @backward_op.register_fake
-def _(dy, x, weight, residual):
-    return tuple(torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (x, weight))
+def backward_op_fake(dy, x, weight, residual):
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dw = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return dx, dw
+
+
+class TritonConvolution(torch.autograd.Function):
+    """y (B, T, D) of x (B, T, D) and weight (kernel, D), by the operators above."""
+
+    generate_vmap_rule = True  # for torch.func.vmap
+
+    @staticmethod
+    def forward(x, weight, residual):
+        return forward_op(x, weight, residual)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, ctx.residual = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        dx, dw = backward_op(dy, x, weight, ctx.residual)
+        return dx, dw, None
 
 
 def causal_conv_triton(x, weight, residual=True):
-    """`causal_conv_reference` without a tail. `causal_conv` checks what this takes for granted: x
-    not empty and not float64, kernel up to MAX_KERNEL."""
-    return Convolution.apply(x, weight, residual, True)
+    """`causal_conv_reference` without a tail, for x on a GPU. x must not be empty nor float64, and
+    the kernel size is at most MAX_KERNEL; `causal_conv` sees to that.
+
+    Gradients of gradients, torch.func.grad and forward-mode derivatives raise an error.
+    """
+    return TritonConvolution.apply(x, weight, residual)
 
 
 # ---- 4. What the models call -----------------------------------------------
 
 
 def causal_conv(x, weight, residual=True, tail=None):
-    """`causal_conv_reference` by the fastest form for the device: same arguments, same result.
+    """`causal_conv_reference` in the form that is fastest on x's device.
 
-    y has x's dtype, under autocast too. Raises ValueError for what does not fit.
+    It takes the same arguments and returns the same. The result has x's dtype under autocast, too.
+    Raises ValueError where dtypes or shapes do not fit.
     """
     if not (x.is_floating_point() and weight.is_floating_point()):
-        raise ValueError(f"causal_conv takes floating-point numbers, not {x.dtype}, {weight.dtype}")
+        raise ValueError(
+            f"causal_conv: x is {x.dtype} and weight is {weight.dtype}, "
+            "but both must be floating-point"
+        )
     if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] != x.shape[2] or len(weight) == 0:
-        shapes = f"{tuple(x.shape)} and {tuple(weight.shape)}"
-        raise ValueError(f"causal_conv takes x (B, T, D) and weight (kernel, D), not {shapes}")
-    if tail is not None:  # more rows on top; in a stream x is short, so this is cheap
-        if tail.shape != (x.shape[0], len(weight) - 1, x.shape[2]):
-            raise ValueError(f"tail must be (B, kernel-1, D), not {tuple(tail.shape)}")
-        seen = torch.cat([tail.to(x.dtype), x], dim=1)
-        return causal_conv(seen, weight, residual)[:, len(weight) - 1 :]
+        raise ValueError(
+            f"causal_conv: x has shape {tuple(x.shape)} and weight has shape "
+            f"{tuple(weight.shape)}, but they must be (B, T, D) and (kernel, D), with kernel >= 1"
+        )
+    if tail is not None:
+        before = len(weight) - 1
+        expected = (x.shape[0], before, x.shape[2])
+        if tail.shape != expected:
+            raise ValueError(
+                f"causal_conv: tail has shape {tuple(tail.shape)}, "
+                f"but it must be (B, kernel-1, D), which is {expected} here"
+            )
+        # Longer input costs little here: whoever has a tail feeds a stream, in short pieces.
+        longer = torch.cat([tail.to(x.dtype), x], dim=1)
+        return causal_conv(longer, weight, residual)[:, before:]
     if x.numel() == 0:
         return causal_conv_reference(x, weight, residual)
-    fits = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
-    if triton is not None and x.is_cuda and fits:
+    fits_triton = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
+    if triton is not None and x.is_cuda and fits_triton:
         return causal_conv_triton(x, weight, residual)
     return causal_conv_pytorch(x, weight, residual)
 
@@ -352,48 +476,73 @@ def value_and_gradients(conv, x, weight, dy, *options):
 
 
 def relative_error(a, b):
+    """The length of a - b over the length of b."""
     return ((a - b).norm() / b.norm()).item()
 
 
-# B, T, D, kernel, residual
-CASES = ((2, 1, 6, 4, True), (1, 9, 64, 7, False), (2, 150, 300, 4, True))
+CASES = (
+    dict(B=2, T=1, D=6, kernel=4, residual=True),
+    dict(B=1, T=9, D=64, kernel=7, residual=False),
+    dict(B=2, T=150, D=300, kernel=4, residual=True),
+)
+# The roundings to a dtype allow no more. Triton's interpreter truncates, so it needs twice as much.
+LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+def errors_in_case(conv, device, dtype, B, T, D, kernel, residual):
+    """The relative errors of y, dx and dw, against the definition in float64."""
+    x = torch.randn(B, T, 2 * D, device=device, dtype=dtype)[..., D:]  # part of a wider tensor
+    weight = (torch.rand(kernel, D, device=device) * 2 - 1) * kernel**-0.5
+    dy = torch.randn(B, T, D, device=device, dtype=dtype)
+    got = value_and_gradients(conv, x, weight, dy, residual)
+    exact = value_and_gradients(
+        causal_conv_reference, x.double(), weight.double(), dy.double(), residual
+    )
+    return [relative_error(g, e) for g, e in zip(got, exact)]
 
 
 def check(implementations, device, dtypes):
-    """The worst relative error of y, dx, dw against float64: {name: {dtype: error}}."""
-    # a rounding to dtype, or two: Triton's interpreter truncates
-    limits = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
-    errors = {}
+    """{name: {dtype: the worst relative error of y, dx and dw}} over all cases.
+
+    implementations is {name: function}. Raises SystemExit for an error beyond the limit.
+    """
+    table = {}
     for name, conv in implementations.items():
-        for type_name in dtypes:
-            worst, dtype = 0.0, getattr(torch, type_name)
-            for B, T, D, kernel, residual in CASES:
-                x = torch.randn(B, T, 2 * D, device=device, dtype=dtype)[..., D:]  # strided
-                w = (torch.rand(kernel, D, device=device) * 2 - 1) * kernel**-0.5
-                dy = torch.randn(B, T, D, device=device, dtype=dtype)
-                got = value_and_gradients(conv, x, w, dy, residual)
-                exact = x.double(), w.double(), dy.double()
-                want = value_and_gradients(causal_conv_reference, *exact, residual)
-                worst = max([worst, *map(relative_error, got, want)])
-            if not worst < limits[type_name]:  # also NaN
-                limit = f"{worst:.1e}, over {limits[type_name]:.0e}"
-                raise SystemExit(f"{name}, {type_name}: relative error {limit}")
-            errors.setdefault(name, {})[type_name] = worst
-    return errors
+        table[name] = {}
+        for dtype in dtypes:
+            errors = []
+            for case in CASES:
+                errors += errors_in_case(conv, device, getattr(torch, dtype), **case)
+            for error in errors:
+                if not error <= LIMITS[dtype]:  # true for NaN as well
+                    raise SystemExit(
+                        f"{name}, {dtype}: relative error {error:.1e}, allowed {LIMITS[dtype]:.0e}"
+                    )
+            table[name][dtype] = max(errors)
+    return table
 
 
-def main():
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="kernels.py",
+        description="Compare every form of the causal convolution with its definition in float64.",
+    )
+    parser.parse_args(argv)
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtypes = ["float32", "float16"] + ["bfloat16"] * (device == "cpu" or gpu_has_bfloat16())
+    dtypes = ["float32", "float16"]
+    if device == "cpu" or gpu_has_bfloat16():
+        dtypes.append("bfloat16")
     implementations = {"definition": causal_conv_reference, "PyTorch": causal_conv_pytorch}
     if triton is not None:
         name = "Triton" if device == "cuda" else "Triton (interpreted)"
         implementations[name] = causal_conv_triton
+
     torch.manual_seed(0)
     print(f"relative error against float64 on {device}, worst of y, dx, dw")
     print(f"{'':24}" + "".join(f"{dtype:>12}" for dtype in dtypes))
-    for name, row in check(implementations, device, dtypes).items():
-        print(f"{name:24}" + "".join(f"{error:12.1e}" for error in row.values()))
+    for name, errors in check(implementations, device, dtypes).items():
+        print(f"{name:24}" + "".join(f"{errors[dtype]:12.1e}" for dtype in dtypes))
 
 
 if __name__ == "__main__":

@@ -1,444 +1,841 @@
-"""Figures from run folders:   python plot.py out/*
+"""Figures and tables from runs:   python plot.py out/*
 
 Draws a figure for each task and preset, and prints every seed's last scores as a Markdown table.
 
     python plot.py out/* --out figures       writes figures/<task>_<preset>.png
     python plot.py out/* --save runs.json    also packs the runs into one file
-    python plot.py --inside out/RUN          draws where the sharpest heads look
+    python plot.py --inside out/RUN          draws where a model's sharpest heads look
 
-Reading order: 1 reading runs; 2 names and numbers; 3 figures; 4 inside a model; 5 the command line.
+Reading order: 1 what a run is called; 2 its scores; 3 how it looks; 4 three figures, `curves`,
+`bars` and `dots`; 5 inside a model; 6 the command line. A run is the dict that runs.py reads, and
+`groups` always means {label: [run, ..]}, a group per model and a run per seed, in drawing order.
 """
 
 import argparse
 import json
 import math
+import runpy
+import statistics
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
-from unittest.mock import patch
+from typing import NamedTuple
 
 import matplotlib
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")  # draws into files, without a screen
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.ticker import PercentFormatter
+from torch.overrides import TorchFunctionMode
 
-from canon_gpt import Canon, CanonGPT, Config
-from tasks import is_share, make_task, score_text
+import runs as run_folders
+from canon_gpt import Canon
+from tasks import score_text
 
-# ---- 1. Reading runs -------------------------------------------------------
-#
-# A run is its config.json and two more: `evals`, [{"step": .., "eval": {score: value}}, ..], and
-# `seconds`, None while it trains.
+# ---- 1. What a run is called -----------------------------------------------
 
-
-def read_run(folder):
-    """The run in this folder; FileNotFoundError if it has no log yet."""
-    run = json.loads((folder / "config.json").read_text())
-    text = (folder / "metrics.jsonl").read_text()
-    log = [json.loads(line) for line in text.split("\n")[:-1]]  # whole lines
-    evals = {line["step"]: line["eval"] for line in log if "eval" in line}
-    run["evals"] = [{"step": step, "eval": scores} for step, scores in evals.items()]
-    run["seconds"] = next((line["seconds"] for line in log if "final" in line), None)
-    return run
-
-
-def read_all(paths):
-    """The runs with scores in folders and packed files; damaged ones are named on stderr."""
-    runs, damaged = [], False
-    for path in map(Path, paths):
-        if not path.exists():
-            fail(f"{path} does not exist")
-        if path.suffix in (".png", ".md"):
-            continue  # figures, claims
-        try:
-            found = [read_run(path)] if path.is_dir() else json.loads(path.read_text())["runs"]
-            found = [run for run in found if run["evals"] and run not in runs]
-            table(models(found))  # these fail if anything is missing or no number
-            [(guess(r["task"]), curve([r], s)) for r in found for s in score_names({0: [r]})]
-            runs += found
-        except FileNotFoundError:
-            continue  # not begun
-        except Exception:  # any damage
-            damaged = True
-            print(f"plot.py: {path} is no run, or damaged", file=sys.stderr)
-    if damaged and not runs:
-        sys.exit(2)
-    return runs
+MIXER_NAMES = {"attention": "attention", "gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
+POSITION_NAMES = {
+    "rope": "RoPE",
+    "rope4": "RoPE(1/4)",
+    "nope": "NoPE",
+    "alibi": "ALiBi",
+    "halibi": "H-ALiBi",
+}
 
 
-def fail(message):
-    print(f"plot.py: {message}", file=sys.stderr)
-    sys.exit(2)
+def model_name(model):
+    """The paper's name of a model, given as the dict of its Config.
+
+    RoPE + Canon-ABCD (no-res). GDN + Canon-AbCD, where the small b is the mixer's own convolution;
+    without Canon, that is GDN (conv).
+    """
+    mixers = model["mixer"].split(",")
+    name = "/".join(mixer_name(mixer, model["pos"]) for mixer in mixers)
+    points = model["canon"].upper()
+    conv_is_b = model["short_conv"] and points != "" and "B" not in points
+    if points:
+        if conv_is_b:
+            points += "b"
+        kind = "Canon" if model["canon_type"] == "conv" else model["canon_type"]
+        name += f" + {kind}-{''.join(sorted(points, key=str.upper))}"
+
+    variants = []
+    if not model["canon_residual"]:
+        variants.append("no-res")
+    if model["canon_silu"]:
+        variants.append("act")
+    if model["canon_frozen"]:
+        variants.append("cst")
+    if model["canon_kernel"] != 4:
+        variants.append(f"kernel {model['canon_kernel']}")
+    if model["short_conv"] and not conv_is_b:
+        variants.append("conv")
+    if variants:
+        name += f" ({', '.join(variants)})"
+    return name
 
 
-# ---- 2. Names and numbers --------------------------------------------------
-
-MIXERS = {"attention": "", "gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
-POSITIONS = {"rope": "RoPE", "rope4": "RoPE(1/4)", "nope": "NoPE", "alibi": "ALiBi",
-             "halibi": "H-ALiBi"}  # fmt: skip
-
-
-def model_label(model):
-    """As in the paper: RoPE + Canon-ABCD (no-res); GDN + Canon-AbCD, where b is the mixer's own
-    convolution; without Canon it is GDN (conv)."""
-    canon, conv, kernel = model["canon"], model["short_conv"], model["canon_kernel"]
-    positions = POSITIONS.get(model["pos"], model["pos"])
-    own = "" if model["pos"] == "nope" else f"-{positions}"
-    label = "/".join(positions if mixer == "attention" else MIXERS.get(mixer, mixer + own)
-                     for mixer in model["mixer"].split(","))  # fmt: skip
-    if canon:
-        letters = canon.upper() + "b" * (conv and "b" not in canon)
-        kind = {"conv": "Canon"}.get(model["canon_type"], model["canon_type"])
-        label += f" + {kind}-{''.join(sorted(letters, key=str.lower))}"
-    variants = {"no-res": not model["canon_residual"], "act": model["canon_silu"],
-                "cst": model["canon_frozen"], f"kernel {kernel}": kernel != 4,
-                "conv": conv and (not canon or "b" in canon)}  # fmt: skip
-    variants = ", ".join(variant for variant, on in variants.items() if on)
-    return f"{label} ({variants})" if variants else label
+def mixer_name(mixer, pos):
+    position = POSITION_NAMES.get(pos, pos)
+    if mixer == "attention":
+        return position
+    if mixer in MIXER_NAMES or pos == "nope":
+        return MIXER_NAMES.get(mixer, mixer)
+    return f"{mixer}-{position}"  # a mixer of your own that attends
 
 
-IN_LABEL = """mixer pos short_conv canon canon_type canon_kernel canon_residual canon_silu
-canon_frozen vocab_size block_size""".split()  # the last two follow from the task
+def label(run):
+    """What to call a run in a figure, whatever its seed.
+
+    In a folder that train.py named, it is the model's name and what else the folder's name says:
+    "RoPE, n-layer=2". A folder with a name of its own lends it.
+    """
+    words = words_beyond_the_model(run)
+    if words is None:
+        return folder_name(run)
+    return ", ".join([model_name(run["model"]), *words])
 
 
-def models(runs):
-    """{label: its runs, by seed}. A label names the model, and all else that differs among the runs
-    but the seed. Of two runs with one recipe and seed the later counts."""
-    recipes = [flat_recipe(run) for run in runs]
-    fields = dict.fromkeys(field for recipe in recipes for field in recipe)
-    differ = [f for f in fields if len({str(recipe.get(f)) for recipe in recipes}) > 1
-              and f.removeprefix("model.") not in IN_LABEL]  # fmt: skip
+def folder_name(run):
+    """The name of the run's folder, without its seed."""
+    return run["run"].removesuffix(f"_s{run['seed']}")
+
+
+MODEL_WORDS = {  # of a folder's name, which `model_name` says in the paper's words
+    "short-conv",
+    "no-short-conv",
+    "no-canon-residual",
+    "canon-no-residual",
+    "canon-silu",
+    "canon-frozen",
+    "canon-kernel",
+    "canon-type",
+}
+
+
+def words_beyond_the_model(run):
+    """["n-layer=2", "lr=0.003"] of copy_nano_rope_abcd_n-layer=2_lr=0.003_s0.
+
+    None if the folder has a name of its own.
+    """
+    model, name = run["model"], folder_name(run)
+    start = f"{run['task']['name']}_{run['preset']}"
+    if model["mixer"] != "attention":
+        start += "_" + model["mixer"].replace(",", "-")
+    points = model["canon"] or "bare"
+    usual = f"{start}_{model['pos']}_{points}"
+    if not f"{name}_".startswith(f"{usual}_"):
+        usual = f"{start}_{points}"  # models without attention have no positions in their name
+    has_seed = name != run["run"]
+    if not has_seed or not f"{name}_".startswith(f"{usual}_"):
+        return None
+    words = name.removeprefix(usual).split("_")
+    return [word for word in words if word and word.split("=")[0] not in MODEL_WORDS]
+
+
+def group(runs):
+    """The runs as groups, in the order of drawing; of one recipe and seed, the later run counts.
+
+    Where two recipes have the same label, the names of their folders take its place.
+    """
+    by_recipe = {}
+    for run in sorted(runs, key=order):
+        seeds = by_recipe.setdefault((label(run), recipe(run)), {})
+        seeds[run["seed"]] = run
+    uses = Counter(name for name, _ in by_recipe)
+
     groups = {}
-    for run, recipe in sorted(zip(runs, recipes), key=lambda pair: rank(*pair, differ)):
-        extra = [phrase(field, recipe.get(field)) for field in differ]
-        label = ", ".join([model_label(run["model"]), *extra])
-        groups.setdefault(label, {})[run["seed"]] = run
-    return {label + " (still training)" * any(run["seconds"] is None for run in group.values()):
-            list(group.values()) for label, group in groups.items()}  # fmt: skip
+    for (name, _), seeds in by_recipe.items():
+        members = list(seeds.values())
+        if uses[name] > 1:
+            name = folder_name(members[0])
+        if any(run["seconds"] is None for run in members):
+            name += " (still training)"
+        unique, number = name, 2
+        while unique in groups:  # folders of one name, from different places
+            unique = f"{name} ({number})"
+            number += 1
+        groups[unique] = members
+    return groups
 
 
-def flat_recipe(run):
-    """{'preset': 'nano', 'dtype': 'float32', 'task.N': 5, 'model.canon': 'abcd', ..}"""
-    parts = ("task", "model", "training")
-    settings = {f"{part}.{field}": run[part][field] for part in parts for field in run[part]}
-    return {"preset": run["preset"], "dtype": run["dtype"], **settings}
+def recipe(run):
+    """All that makes a run but its seed, as text."""
+    parts = {part: run[part] for part in ("task", "model", "training", "dtype")}
+    return json.dumps(parts, sort_keys=True)
 
 
-def rank(run, recipe, fields):
-    """Attention first, RoPE before NoPE, without Canon before with, 2 layers before 12."""
-    model, mixer, pos = run["model"], run["model"]["mixer"], run["model"]["pos"]
-    known = [*MIXERS, mixer].index(mixer), [*POSITIONS, pos].index(pos)
-    sizes = [recipe[f] for f in fields if type(recipe.get(f)) in (int, float)]
-    return known[0], mixer, known[1], points(model), model_label(model), sizes, run["seed"]
+def order(run):
+    """Sorts attention before linear mixers, RoPE before NoPE, without Canon before with it."""
+    model = run["model"]
+    mixers = [*MIXER_NAMES, model["mixer"]]  # hybrids, and mixers of your own, come last
+    positions = [*POSITION_NAMES, model["pos"]]
+    return (
+        mixers.index(model["mixer"]),
+        model["mixer"],
+        positions.index(model["pos"]),
+        len(model["canon"]) + model["short_conv"],
+        model_name(model),
+        model["n_layer"],
+        model["d_model"],
+        label(run),
+        run["seed"],
+    )
 
 
-def points(model):
-    """How many points have convolutions."""
-    return len(set(model["canon"]) | set("b" * model["short_conv"]))
+# ---- 2. Its scores ---------------------------------------------------------
+#
+# run["scores"] says the unit of each score. A score without a unit prints as a plain number.
 
 
-def phrase(field, value):
-    """layers 2, rate 0.003, dtype bfloat16"""
-    words = {"name": "task", "n_layer": "layers", "d_model": "dims", "lr": "rate"}
-    field = field.split(".")[-1]
-    return f"{words.get(field, field)} {value}"
-
-
-def last_scores(runs, score):
-    ends = [run["evals"][-1]["eval"] for run in runs]
-    return [end[score] for end in ends if score in end]
+def all_runs(groups):
+    found = []
+    for runs in groups.values():
+        found += runs
+    return found
 
 
 def score_names(groups):
-    """All but Capo's bits, which bits/param shows."""
-    ends = [run["evals"][-1]["eval"] for runs in groups.values() for run in runs]
-    return list(dict.fromkeys(score for end in ends for score in end if score != "bits"))
+    """All scores of these runs, in the order in which the tasks report them."""
+    names = {}
+    for run in all_runs(groups):
+        for evaluation in run["evals"]:
+            names.update(evaluation["eval"])
+    return list(names)
 
 
-def seeds_text(runs):
-    return ", ".join(map(str, sorted({run["seed"] for run in runs})))
+def unit_of(groups, score):
+    for run in all_runs(groups):
+        if score in run["scores"]:
+            return run["scores"][score]
+    return ""
 
 
-def each_seed(runs, score):
-    return ", ".join(score_text(score, value) for value in last_scores(runs, score))
+def values_by_step(run, score):
+    """{step: value}, empty if the run does not have this score."""
+    found = {}
+    for evaluation in run["evals"]:
+        if score in evaluation["eval"]:
+            found[evaluation["step"]] = evaluation["eval"][score]
+    return found
+
+
+def last_scores(runs, score):
+    """Each run's last value; runs without this score are left out."""
+    found = []
+    for run in runs:
+        values = list(values_by_step(run, score).values())
+        if values:
+            found.append(values[-1])
+    return found
 
 
 def table(groups, scores=None):
     """Every seed's last scores, as Markdown."""
     scores = scores or score_names(groups)
-    rows = [[label, seeds_text(runs), *(each_seed(runs, score) for score in scores)]
-            for label, runs in groups.items()]  # fmt: skip
-    return markdown([["", "seeds", *scores], *rows])
+    rows = [["", "seeds", *scores]]
+    for name, runs in groups.items():
+        row = [name, ", ".join(str(run["seed"]) for run in runs)]
+        for score in scores:
+            row.append(each_seed(runs, score, unit_of(groups, score)))
+        rows.append(row)
+    return markdown(rows)
+
+
+def each_seed(runs, score, unit):
+    """ "97%, 98%": the last value of each run."""
+    return ", ".join(score_text(value, unit) for value in last_scores(runs, score))
 
 
 def markdown(rows):
-    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """A table whose first row is its head; cells are texts."""
+    rule = ["---"] * len(rows[0])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
 
 
-# ---- 3. Figures ------------------------------------------------------------
+# ---- 3. How it looks -------------------------------------------------------
 #
-# Each takes {label: runs}, the scores to show, and a title that says what was found. A thick line
-# or a bar is the median over seeds, a thin line or a dot one seed. Grey is attention without
-# Canon; each mixer has a hue, paler the fewer convolutions a block has. Solid is RoPE, dashed NoPE.
+# One grammar for all figures. Attention is grey without Canon and orange with it; each linear mixer
+# has a hue, pale without Canon. Lines are solid for RoPE and for linear mixers, dashed for NoPE,
+# dash-dotted for other positions. Models that would still look alike get markers.
 
-GREY, FAINT = "#808080", "#555555"
-HUES = {"attention": "#d9480f", "gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
-DASHES = {"rope4": "-.", "nope": "--", "alibi": (0, (2.5, 1, 1, 1)), "halibi": ":"}
+GREY, ORANGE = "#808080", "#e8590c"
+FAINT = "#666666"
+HUES = {"gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
+OTHER_HUE = "#0b7285"  # hybrids, and mixers of your own
+DASHES = {"rope": "-", "nope": "--"}
+MARKERS = ["", "o", "s", "^", "D", "v"]
+IN_TEXT = {"": "", "o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc"}
+
+plt.rcParams.update(
+    {
+        "font.size": 11,
+        "axes.titlesize": 12,
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "text.parse_math": False,  # a $ in a folder's name is a $
+    }
+)
 
 
-def style(groups, shade=1):
-    """{label: (colour, dashes)}; models that would look alike get a shade darker each."""
-    found, seen = {}, []
-    for label, runs in groups.items():
+class Look(NamedTuple):
+    colour: tuple  # red, green, blue
+    dash: str
+    marker: str
+
+
+def looks(groups):
+    """{label: Look}. Of up to six models that share hue and dash, each has another marker."""
+    found, uses = {}, Counter()
+    for name, runs in groups.items():
         model = runs[0]["model"]
-        mixer, n = model["mixer"], points(model)
-        hue, strength = HUES.get(mixer, "#0b7285"), 0.4 + 0.15 * n
-        if mixer == "attention" and n == 0:
-            hue, strength = GREY, 1
-        colour = 1 - strength * (1 - np.array(matplotlib.colors.to_rgb(hue)))  # the rest is white
-        look = tuple(colour), DASHES.get(model["pos"], "-") if "attention" in mixer else "-"
-        found[label] = tuple(colour * shade ** seen.count(look)), look[1]
-        seen.append(look)
+        hue, dash = hue_of(model), dash_of(model)
+        colour = to_rgb(hue)
+        if model["mixer"] != "attention" and not model["canon"]:
+            colour = tuple((1 + part) / 2 for part in colour)  # halfway to white
+        marker = MARKERS[uses[hue, dash] % len(MARKERS)]
+        found[name] = Look(colour, dash, marker)
+        uses[hue, dash] += 1
     return found
 
 
+def hue_of(model):
+    if model["mixer"] == "attention":
+        return ORANGE if model["canon"] else GREY
+    return HUES.get(model["mixer"], OTHER_HUE)
+
+
+def dash_of(model):
+    if "attention" not in model["mixer"].split(","):
+        return "-"
+    return DASHES.get(model["pos"], "-.")
+
+
+# ---- 4. Figures ------------------------------------------------------------
+#
+# `title` says what was found. `below` stands small under the figure; by default it says what the
+# runs have in common.
+
+
+def curves(groups, scores=None, title=None, below=None):
+    """Scores against training steps, a panel a score: each run thin, their median thick."""
+    scores = scores or score_names(groups)
+    below = below or settings(groups, "Thick lines: medians; thin lines: single seeds.")
+    height = max(2.8, 0.26 * len(groups) + 0.8)  # the labels stand one above the other
+    figure, axes = make_grid(len(scores), 3, height, title or default_title(groups), below)
+    ends = [draw_curves(axis, groups, score) for axis, score in zip(axes, scores)]
+
+    # Lines are named once a row, at the right of its last panel, or of the last that has the line.
+    figure.draw_without_rendering()  # this places the axes, whose heights `name_ends` needs
+    named = set()
+    for axis, ends_here in reversed(list(zip(axes, ends))):
+        if axis.get_subplotspec().is_last_col():
+            named = set()
+        name_ends(axis, [end for end in ends_here if end.text not in named])
+        named.update(end.text for end in ends_here)
+    return figure
+
+
+class End(NamedTuple):
+    """Where a line ends, and what to write there."""
+
+    x: float
+    y: float
+    text: str
+    colour: tuple
+
+
+def draw_curves(axis, groups, score):
+    """Draw one panel. Returns the lines' ends."""
+    unit, look_of = unit_of(groups, score), looks(groups)
+    last_step = max(run["evals"][-1]["step"] for run in all_runs(groups))
+    ends = []
+    for name, runs in groups.items():
+        look = look_of[name]
+        line = {"color": look.colour, "ls": look.dash}
+        for run in runs:
+            values = values_by_step(run, score)
+            axis.plot(list(values), list(values.values()), lw=0.9, alpha=0.5, **line)
+        medians = median_curve(runs, score)
+        if not medians:
+            continue
+        steps, values = list(medians), list(medians.values())
+        line["marker"] = look.marker
+        if len(steps) == 1:
+            line["marker"] = look.marker or "o"  # a line of one point would not be seen
+        line["zorder"] = 3 if runs[0]["model"]["canon"] else 2
+        axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=False, **line)
+        text = f"{IN_TEXT[look.marker]} {name}".strip()
+        ends.append(End(steps[-1], values[-1], text, look.colour))
+    chance = chance_of(groups, score)
+    if chance is not None:
+        axis.axhline(chance, color=FAINT, ls=":", lw=1)
+        ends.append(End(last_step, chance, "chance", FAINT))
+    axis.set_title(heading(score))
+    axis.set_xlim(0, last_step)
+    axis.set_xlabel("training steps")
+    axis.locator_params(axis="x", nbins=4)
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
+    return ends
+
+
+def median_curve(runs, score):
+    """{step: median over the runs}, as far as all runs that have this score have come."""
+    lines = [values_by_step(run, score) for run in runs]
+    lines = [line for line in lines if line]
+    if not lines:
+        return {}
+    steps = set(lines[0])
+    for line in lines:
+        steps &= line.keys()
+    medians = {}
+    for step in sorted(steps):
+        medians[step] = statistics.median(line[step] for line in lines)
+    return medians
+
+
 def name_ends(axis, ends):
-    """Name lines at the right: ends = [(y, x, name, colour)]. A name that would lie on the one
-    above is pushed down, and a thin line leads to each."""
-    (low, high), place = axis.get_ylim(), 2
-    for below, (y, x, name, colour) in [*enumerate(sorted(ends))][::-1]:
-        place = max(min((y - low) / (high - low), place - 0.075), 0.075 * below)
+    """Write the lines' names to the right of the axes, each as near to its line as others allow."""
+    ends = sorted(ends, key=lambda end: -end.y)
+    low, high = axis.get_ylim()
+    height = axis.get_window_extent().height / axis.figure.dpi  # inches
+    gap = 0.22 / height  # a line of text
+    places = spread([(end.y - low) / (high - low) for end in ends], gap)
+    for end, place in zip(ends, places):
         axis.annotate(
-            name, (x, y), (1.04, place), textcoords="axes fraction", color=colour, va="center",
-            zorder=9, annotation_clip=False,
-            arrowprops=dict(arrowstyle="-", color=colour, lw=0.7, relpos=(0, 0.5)),
-        )  # fmt: skip
+            end.text,
+            xy=(end.x, end.y),
+            xytext=(1.06, place),
+            textcoords="axes fraction",
+            color=end.colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.8, "relpos": (0, 0.5)},
+        )
 
 
-plt.rc("axes", titlesize=11, titlelocation="left", titlepad=13)
-plt.rc("axes.spines", top=False, right=False)
-plt.rc("text", parse_math=False)
+def spread(heights, gap):
+    """The heights, given from the top down, moved until neighbours are a gap apart.
+
+    They are pushed down first; what would then lie below 0 is pushed up again.
+    """
+    places, limit = [], math.inf
+    for height in heights:
+        places.append(min(height, limit))
+        limit = places[-1] - gap
+    limit = 0
+    for i in reversed(range(len(places))):
+        places[i] = max(places[i], limit)
+        limit = places[i] + gap
+    return places
 
 
-def curves(groups, scores=None, title=None):
-    """Scores against training steps, a panel a score."""
-    figure, panels = make_panels(groups, scores, 3, 3, title)
-    styles = style(groups, shade=0.72)
-    last = max(run["evals"][-1]["step"] for runs in groups.values() for run in runs)
-    for axis, score, factor, chance in panels:
-        ends = []
-        for label, runs in groups.items():
-            (colour, dashes), front = styles[label], 2 + points(runs[0]["model"])
-            for run in runs:
-                steps, values = curve([run], score)
-                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=0.8, alpha=0.45)
-            steps, values = curve(runs, score)
-            if steps:
-                axis.plot(steps, factor * values, color=colour, ls=dashes, lw=2.4, zorder=front,
-                          marker="o" * (len(steps) == 1))  # fmt: skip
-                ends.append((factor * values[-1], steps[-1], label, colour))
-        if chance:
-            axis.axhline(factor * chance, color=FAINT, ls=":", lw=1)
-            ends.append((factor * chance, last, "chance", FAINT))
-        axis.set(xlim=(0, last), ylim=(-2, 102) if factor == 100 else (0, None))
-        axis.set_xlabel("training steps")
-        if axis.get_subplotspec().is_last_col() or axis is panels[-1][0]:
-            name_ends(axis, ends)
+def bars(groups, scores=None, title=None, below=None):
+    """The last scores, a panel a score, a row a model: the bar is the median, a dot is a run."""
+    scores = scores or score_names(groups)
+    below = below or settings(groups, "Bars and numbers: medians; dots: single seeds.")
+    height = 0.8 + 0.32 * len(groups)
+    figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
+    for axis, score in zip(axes, scores):
+        draw_bars(axis, groups, score)
     return figure
 
 
-def bars(groups, scores=None, title=None):
-    """The last scores, a panel a score."""
-    figure, panels = make_panels(groups, scores, 4, 0.8 + 0.29 * len(groups), title)
-    styles = style(groups)
-    for axis, score, factor, chance in panels:
-        beside, above = axis.get_yaxis_transform(), axis.get_xaxis_transform()
-        for place, (label, runs) in enumerate(groups.items()):
-            values = last_scores(runs, score)
-            if values:
-                middle, dots = np.median(values), factor * np.array(values)
-                axis.barh(place, factor * middle, color=styles[label][0], height=0.72)
-                axis.plot(dots, [place] * len(dots), "wo", mec="#333333", ms=3.5, clip_on=False)
-                axis.text(1.06, place, score_text(score, middle), transform=beside, va="center")
-        if chance:
-            axis.axvline(factor * chance, color=FAINT, ls=":", lw=1)
-            axis.text(factor * chance, 1.01, "chance", transform=above, fontsize=8, color=FAINT)
-        axis.set(xlim=(0, 100 if factor == 100 else None), ylim=(len(groups) - 0.4, -0.6))
-        axis.set_yticks(range(len(groups)), groups)
-        axis.tick_params(axis="y", length=0, labelleft=axis.get_subplotspec().is_first_col())
+def draw_bars(axis, groups, score):
+    unit, look_of = unit_of(groups, score), looks(groups)
+    for row, (name, runs) in enumerate(groups.items()):
+        values = last_scores(runs, score)
+        if not values:
+            continue
+        median = statistics.median(values)
+        axis.barh(row, median, color=look_of[name].colour, height=0.7)
+        rows = [row] * len(values)
+        axis.plot(values, rows, "o", color="white", mec="#333333", ms=4.5, clip_on=False)
+        beside = axis.get_yaxis_transform()  # x as a share of the axes, y in rows
+        axis.text(1.08, row, score_text(median, unit), transform=beside, va="center")
+    chance = chance_of(groups, score)
+    if chance is not None:
+        axis.axvline(chance, color=FAINT, ls=":", lw=1)
+        above = axis.get_xaxis_transform()
+        axis.text(chance, 1.01, "chance", transform=above, fontsize=9, color=FAINT)
+    axis.set_title(heading(score), pad=16)
+    axis.set_ylim(len(groups) - 0.4, -0.6)
+    axis.set_yticks(range(len(groups)), groups)
+    axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())
+    axis.locator_params(axis="x", nbins=2, steps=[1, 2, 5, 10])
+    set_scale(axis.xaxis, unit, axis.dataLim.intervalx)
+
+
+def dots(groups, score, columns, title=None, below=None, beside=None):
+    """How far each run gets: a row a model, a dot a run, in the column of its last score.
+
+    columns  {value: heading}, from left to right: {0: "none", 1: "1 hop", 2: "2 hops"}
+    beside   {heading: text}, shown at the left: what the task looks like, in a few lines
+    Raises ValueError for a value that has no column.
+    """
+    below = below or settings(groups, "Each dot is one training run.")
+    height = 0.6 + 0.5 * len(groups)
+    title = title or default_title(groups)
+    if beside:
+        figure, axes = make_grid(2, 2, height, title, below, width_ratios=[1, 2.2])
+        write_beside(axes[0], beside)
+    else:
+        figure, axes = make_grid(1, 1, height, title, below)
+    axis = axes[-1]
+    rule_table(axis, groups, columns)
+    figure.draw_without_rendering()  # this places the axes, so that their width is known
+    column_width = axis.get_window_extent().width / figure.dpi / len(columns)  # inches
+
+    look_of, places = looks(groups), list(columns)
+    for row, (name, runs) in enumerate(groups.items()):
+        for value, count in Counter(last_scores(runs, score)).items():
+            if value not in columns:
+                raise ValueError(f"{name}: {score} = {value}: the columns are {places}")
+            step = min(0.2 / column_width, 0.9 / count)  # from dot to dot; a column is 1 wide
+            x = places.index(value) + step * (np.arange(count) - (count - 1) / 2)
+            y = np.full(count, row)
+            axis.plot(x, y, "o", color=look_of[name].colour, mec="white", ms=13, clip_on=False)
     return figure
 
 
-def make_grid(count, most, height, title):
-    """A figure and its axes, at most so many in a row."""
-    rows = math.ceil(count / most)
-    figure, axes = plt.subplots(rows, math.ceil(count / rows), squeeze=False, layout="constrained",
-                                figsize=(9, 0.9 + height * rows))  # fmt: skip
-    figure.suptitle(textwrap.fill(title, 80), x=0.01, ha="left", fontsize=13, weight="bold")
+def rule_table(axis, rows, columns):
+    """Turn axes into an empty table: rows 0, 1 .. from the top, columns 0, 1 .. from the left.
+
+    rows: their names. columns: {value: heading}
+    """
+    bottom, top = len(rows) - 0.5, -0.5
+    axis.set_xlim(-0.5, len(columns) - 0.5)
+    axis.set_ylim(bottom, top)
+    axis.set_xticks(range(len(columns)), columns.values())
+    axis.set_yticks(range(len(rows)), rows)
+    axis.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=12)
+    axis.spines[:].set_visible(False)
+    for row in range(len(rows)):
+        axis.axhline(row, color="#eeeeee", lw=1, zorder=0)
+    for edge in range(1, len(columns)):
+        axis.axvline(edge - 0.5, color="#dddddd", lw=1, zorder=0)
+
+
+def write_beside(axis, texts):
+    """Write {heading: text} into empty axes, from the top down."""
+    axis.axis("off")
+    y = 0  # points below the top
+    for name, text in texts.items():
+        lines = textwrap.fill(name, 26)
+        for words, size, colour in ((lines, 11, FAINT), (text, 13, "black")):
+            axis.annotate(
+                words,
+                xy=(0, 1),
+                xycoords="axes fraction",
+                xytext=(0, y),
+                textcoords="offset points",
+                va="top",
+                fontsize=size,
+                color=colour,
+            )
+            y -= 1.4 * size * len(words.splitlines())
+        y -= 14
+
+
+def make_grid(count, most, height, title, below="", **grid):
+    """A figure and its list of axes, at most so many in a row, each about `height` inches high."""
+    n_rows = math.ceil(count / most)
+    n_columns = math.ceil(count / n_rows)
+    grid.update(squeeze=False, layout="constrained", figsize=(9, 1.1 + height * n_rows))
+    figure, axes = plt.subplots(n_rows, n_columns, **grid)
+    title = textwrap.fill(title, 68)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
+    below = textwrap.fill(below, 138)
+    figure.supxlabel(below, x=0.01, ha="left", fontsize=9, color=FAINT)
     for axis in axes.flat[count:]:
         axis.remove()
-    return figure, axes.flat[:count]
+    return figure, list(axes.flat[:count])
 
 
-def make_panels(groups, scores, most, height, title):
-    """A figure and [(axis, score, factor, chance)]."""
-    scores, runs = scores or score_names(groups), [run for g in groups.values() for run in g]
-    figure, axes = make_grid(len(scores), most, height, title or runs[0]["task"]["name"])
-    figure.supxlabel(settings(runs), x=0.01, ha="left", fontsize=8, color=FAINT)
-    panels = [(axis, score, *scale(groups, score)) for axis, score in zip(axes, scores)]
-    for axis, score, factor, _ in panels:
-        axis.set_title(heading(score) + ", %" * (factor == 100))
-    return figure, panels
+def set_scale(axis, unit, interval, margin=0.0):
+    """Scale an x or y axis: shares from 0 to 100%, others from zero on unless a value is below."""
+    if unit == "share":
+        axis.set_view_interval(-margin, 1 + margin, ignore=True)
+        axis.set_major_formatter(PercentFormatter(xmax=1))
+        return
+    axis.set_label_text(unit)
+    axis.set_major_formatter("{x:,g}")
+    if interval[0] >= 0 and interval[1] > 0:
+        axis.set_view_interval(-margin * interval[1], 1.05 * interval[1], ignore=True)
 
 
-def settings(runs):
-    """What all have in common: 'task depo1, N 5, seeds 0, 1 at most; medians'"""
-    same, recipes = [], [flat_recipe(run) for run in runs]
-    for fact in "task.name preset task.N task.K model.n_layer model.d_model".split():
-        values = {recipe.get(fact) for recipe in recipes}
-        if len(values) == 1 and values != {None}:
-            same.append(phrase(fact, *values))
-    return ", ".join([*same, f"seeds {seeds_text(runs)} at most; medians"])
+def chance_of(groups, score):
+    """The share that guessing gets right, if all runs with this score say the same; else None."""
+    if unit_of(groups, score) != "share":
+        return None
+    runs = [run for run in all_runs(groups) if values_by_step(run, score)]
+    chances = {run.get("chance") for run in runs}
+    return chances.pop() if len(chances) == 1 else None
 
 
 def heading(score):
-    """'k=4' -> '4 hops'"""
+    """What stands above a panel: "4 hops" for the score "k=4"; most scores are words already."""
     kind, _, number = score.partition("=")
-    unit = {"k": "hop", "l": "operation", "depth": "level"}.get(kind)
-    return f"{number} {unit}{'s' * (number != '1')}" if unit and number else score
+    words = {"k": "hop", "l": "operation", "depth": "level"}
+    if kind not in words or not number:
+        return score
+    plural = "" if number == "1" else "s"
+    return f"{number} {words[kind]}{plural}"
 
 
-def scale(groups, score):
-    """(factor, chance): shares are in percent; chance is 0 unless all runs agree."""
-    runs = [run for g in groups.values() for run in g if last_scores([run], score)]
-    if not all(is_share(score, value) for value in last_scores(runs, score)):
-        return 1, 0
-    guesses = {guess(run["task"]) for run in runs}
-    return 100, guesses.pop() if len(guesses) == 1 else 0
+def default_title(groups):
+    run = all_runs(groups)[0]
+    return f"{run['task']['name']}, {run['preset']}"
 
 
-def guess(task):
-    """What guessing scores, where that is worth a line."""
-    if task["name"] in ("depo0", "depo1", "depo2"):
-        return 1 / (task["N"] - 1)  # another node of the cycle
-    return 0.06 if task["name"] == "mano" else 0  # 0 is the likeliest
+def settings(groups, legend):
+    """What all runs have in common, how many there are, and how to read the figure.
+
+    "Task copy, preset nano, N=64, 1 layer, 16 dims. 3 seeds each. Thick lines: medians."
+    """
+    runs = all_runs(groups)
+    common = facts(runs[0])
+    for run in runs:
+        others = facts(run)
+        common = [fact for fact in common if fact in others]
+    counts = set()
+    for members in groups.values():
+        seeds_per_task = Counter(run["task"]["name"] for run in members)
+        counts.update(seeds_per_task.values())
+
+    sentences = []
+    if common:
+        words = ", ".join(common)
+        sentences.append(words[0].upper() + words[1:] + ".")
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return " ".join([*sentences, "One seed each."])
+    number = most if fewest == most else f"{fewest} to {most}"
+    return " ".join([*sentences, f"{number} seeds each.", legend])
 
 
-def curve(runs, score):
-    """steps, values: the median of the runs, as far as all have come."""
-    lines = [{e["step"]: e["eval"][score] for e in run["evals"] if score in e["eval"]}
-             for run in runs if last_scores([run], score)]  # fmt: skip
-    steps = sorted(set.intersection(*map(set, lines))) if lines else []
-    return steps, np.array([np.median([line[step] for line in lines]) for step in steps])
+def facts(run):
+    task, model = run["task"], run["model"]
+    found = [f"task {task['name']}", f"preset {run['preset']}"]
+    for field in ("N", "K", "L"):
+        if field in task:
+            found.append(f"{field}={task[field]}")
+    layers = "layer" if model["n_layer"] == 1 else "layers"
+    return [*found, f"{model['n_layer']} {layers}", f"{model['d_model']} dims"]
 
 
-# ---- 4. Inside a model -----------------------------------------------------
+# ---- 5. Inside a model -----------------------------------------------------
 
 
-def load(folder):
-    """The task and the model of this run."""
-    run = json.loads((folder / "config.json").read_text())
-    model = CanonGPT(Config(**run["model"]))
-    model.load_state_dict(torch.load(folder / "ckpt.pt", "cpu")["model"])
-    return make_task(preset=run["preset"], **run["task"]), model
+class AttentionWatcher(TorchFunctionMode):
+    """While it is active, `maps` gets the weights of each attention that is computed, (H, T, T).
+
+    The fused function keeps its weights to itself. But its output is the weights times the values:
+    called once more with the identity matrix as values, it returns the weights.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.maps = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            q, k, _ = args
+            identity = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)  # (B, H, T, T)
+            self.maps.append(function(q, k, identity, **kwargs)[0])
+        return function(*args, **kwargs)
 
 
-def watch(model, tokens):
-    """What all heads of a model look at: (heads, T, T), from row to column."""
-    maps, attend = [], F.scaled_dot_product_attention
+@torch.no_grad()
+def attention_maps(model, tokens):
+    """{(layer, head): (T, T)}, both counted from 1: how much row t attends to each token."""
+    found = {}
+    x = model.embed(torch.tensor([tokens]))
+    for layer, block in enumerate(model.blocks, 1):
+        with AttentionWatcher() as watcher:
+            x = block(x)
+        for maps in watcher.maps:
+            for head, weights in enumerate(maps, 1):
+                found[layer, head] = weights
+    return found
 
-    def watched(q, k, v, **options):  # its weights are what it makes of one-hot values
-        one_hot = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
-        weights = attend(q, k, one_hot, **options)
-        maps.append(weights[0])  # (H, T, T)
-        return weights @ v
 
-    with torch.no_grad(), patch.object(F, "scaled_dot_product_attention", watched):
-        model(torch.tensor([tokens]))
-    return torch.cat(maps)
+def canon_weights(model):
+    """{"1A": mean |w_i| over the channels, (kernel,), ..} for each Canon layer."""
+    found = {}
+    for layer, block in enumerate(model.blocks, 1):
+        points = {"A": block.canon_a, "B": getattr(block.mixer, "canon", None)}
+        if block.mlp is not None:
+            points.update({"C": block.canon_c, "D": block.mlp.canon})
+        for point, canon in points.items():
+            if isinstance(canon, Canon):
+                found[f"{layer}{point}"] = canon.weight.detach().abs().mean(1)
+    return found
 
 
 def inside(folder):
-    """Where the five heads with the largest weights look from the tokens before a document's last
-    targets; and Canon's weights, the mean of |w_i| over channels."""
-    task, model = load(folder)
-    layers = [n for n, block in enumerate(model.blocks, 1) if block.mixer.attends]
+    """Where a trained model's five sharpest heads look when it answers, and its Canon weights.
+
+    A sharp head puts most of its attention on one token. ValueError if there is nothing to draw.
+    """
+    task, model = run_folders.load_model(folder)
     documents = task.documents(np.random.default_rng(0), 100)
-    tokens, mask = min(documents, key=lambda document: abs(len(document[0]) - 28))
-    words = [task.vocabulary[token] for token in tokens]
-    before_targets = [t for t in range(2, len(words) - 1) if mask[t + 1]][-12:]
-    names = [f"{' '.join(words[t - 2 : t + 1])} \u2192 {words[t + 1]}" for t in before_targets]
-    heads, n_head = watch(model, tokens[:-1])[:, before_targets], model.config.n_head
-    sharpest = sorted(heads.amax(2).mean(1).argsort(descending=True)[:5].tolist())
-    panels = [(f"layer {layers[n // n_head]}, head {n % n_head + 1}", heads[n], names, words[:-1])
-              for n in sharpest]  # fmt: skip
-    canons = [m.weight.detach().abs().mean(1) for m in model.modules() if isinstance(m, Canon)]
+    document = min(documents, key=lambda document: abs(len(document.tokens) - 28))
+    words = [task.vocabulary[token] for token in document.tokens]
+    rows = rows_before_targets(document)
+    maps = {}
+    for place, weights in attention_maps(model, document.tokens[:-1]).items():
+        maps[place] = weights[rows]
+    if not maps:
+        raise ValueError(f"{folder}: its mixer, {model.config.mixer}, has no attention to draw")
+
+    def sharpness(place):
+        return maps[place].amax(dim=1).mean()
+
+    sharpest = sorted(maps, key=sharpness, reverse=True)[:5]
+    canons = canon_weights(model)
+    panels = len(sharpest) + (1 if canons else 0)
+    title = (
+        f"{Path(folder).resolve().name}: where its sharpest heads look, to write each next token"
+    )
+    below = "The darker, the more of its attention a head gives to a token. Canon: darkest is 1."
+    height = 1 + 0.16 * len(rows)
+    figure, axes = make_grid(panels, 2, height, title, below)
+    for axis, (layer, head) in zip(axes, sorted(sharpest)):
+        down = []
+        if axis.get_subplotspec().is_first_col():
+            down = [three_words_and_the_next(words, t) for t in rows]
+        heat_map(axis, maps[layer, head], down, words[:-1], f"layer {layer}, head {head}")
     if canons:
-        sizes, letters = torch.stack(canons, dim=1), model.config.canon.upper()
-        places = [f"{n}{letter}" for n, _ in enumerate(model.blocks, 1) for letter in letters]
-        down = [f"w_{i}" for i in range(len(sizes))]
-        panels.append(("Canon: mean |w_i|; dark: 1", sizes, down, places))
-    title = f"{folder.name}: where its heads look (dark: all attention)"
-    figure, axes = make_grid(len(panels), 2, 0.7 + 0.13 * len(names), title)
-    for axis, (title, values, down, across) in zip(axes, panels):
-        axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
-        axis.set_title(title, fontsize=8, pad=3)
-        axis.set_yticks(range(len(down)), down, fontsize=7)
-        across = across if len(across) < 40 else []  # more would overlap
-        axis.set_xticks(range(len(across)), across, fontsize=7, rotation=90)
+        sizes = torch.stack(list(canons.values()), dim=1)  # (kernel, Canon layers)
+        distances = ["this token", *(f"{i} back" for i in range(1, len(sizes)))]
+        heat_map(axes[-1], sizes, distances, list(canons), "Canon: mean size of the weights")
     return figure
 
 
-# ---- 5. The command line ---------------------------------------------------
+def three_words_and_the_next(words, t):
+    before = " ".join(words[max(0, t - 2) : t + 1])
+    return f"{before} \u2192 {words[t + 1]}"
+
+
+def rows_before_targets(document, most=12):
+    """The positions that predict the last targets."""
+    found = []
+    for start, end in document.targets:
+        found += range(max(start, 1) - 1, end - 1)
+    return found[-most:]
+
+
+WHITE_TO_DARK = LinearSegmentedColormap.from_list("", ["white", ORANGE, "#5c1a00"])
+
+
+def heat_map(axis, values, down, across, title):
+    """values (rows, columns), from 0, white, to 1, dark. down, across: their names, or []."""
+    axis.imshow(values.numpy(), cmap=WHITE_TO_DARK, vmin=0, vmax=1, aspect="auto")
+    axis.set_title(title, fontsize=11, pad=4)
+    axis.set_yticks(range(len(down)), down, fontsize=9)
+    if len(across) > 40:
+        across = []  # they would overlap
+    axis.set_xticks(range(len(across)), across, fontsize=8, rotation=90)
+
+
+# ---- 6. The command line ---------------------------------------------------
 
 
 def save(figure, path):
+    """Write a figure as PNG, close it and print its path."""
+    path = Path(path)
+    note = " (replaced)" if path.exists() else ""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(f"{path}.png", dpi=160)
+    figure.savefig(path, dpi=160)
     plt.close(figure)
-    print(f"{path}.png")
+    print(f"{path}{note}")
+
+
+def complain(message):
+    print(f"plot.py: {message}", file=sys.stderr)
+
+
+def fail(message):
+    complain(message)
+    sys.exit(2)
+
+
+def read_command_line(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.error = fail
+    parser.add_argument("runs", nargs="+", help="run folders, or files that --save wrote")
+    parser.add_argument("--out", type=Path, default="out", help="figures' folder (default: out)")
+    parser.add_argument("--title", help="what was found (default: the task and the preset)")
+    parser.add_argument("--save", type=Path, help="also pack the runs into this file")
+    parser.add_argument("--inside", action="store_true", help="draw attention and Canon weights")
+    parser.add_argument(
+        "--program",
+        type=Path,
+        help="a file that registers a mixer, Canon layer or task of your own",
+    )
+    return parser.parse_args(argv)
+
+
+def draw_runs(args):
+    """A figure and a table for each task and preset. Returns whether there was anything to draw."""
+    runs, problems = run_folders.read_all(args.runs)
+    for problem in problems:
+        complain(problem)
+    if not runs and not problems:
+        complain("no scores yet (or is out/* meant?)")
+    if runs and args.save:
+        run_folders.pack(runs, args.save)
+    kinds = {}
+    for run in runs:
+        kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
+    for kind, its_runs in kinds.items():
+        groups = group(its_runs)
+        draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
+        save(draw(groups, title=args.title), args.out / f"{kind}.png")
+        print(f"\n{table(groups)}\n")
+    return len(runs) > 0
+
+
+def draw_insides(args):
+    """A figure for each run that has attention. Returns whether there was any."""
+    drawn = False
+    for path in map(Path, args.runs):
+        if path.suffix == ".png":
+            continue  # figures, which out/* means, too
+        try:
+            figure = inside(path)
+        except ValueError as error:
+            complain(error)
+            continue
+        save(figure, args.out / f"{path.resolve().name}_inside.png")
+        drawn = True
+    return drawn
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.error = fail
-    add = parser.add_argument
-    add("runs", nargs="+", help="run folders, or files that --save wrote")
-    add("--out", type=Path, default="out", help="figures' folder (default: out)")
-    add("--inside", action="store_true", help="draw attention and Canon weights")
-    add("--save", type=Path, help="pack runs into a file")
-    args = parser.parse_args(argv)
+    args = read_command_line(argv)
     try:
-        if args.inside:
-            for path in map(Path, args.runs):
-                try:
-                    figure = inside(path)
-                except Exception as error:
-                    fail(f"{path} has no sound checkpoint or attention: {error!r:.200}")
-                save(figure, args.out / f"{path.name}_inside")
-            return
-        runs = read_all(args.runs)
-        if not runs:
-            fail("no scores yet (or is out/* meant?)")
-        if args.save:
-            rows = ",\n".join(map(json.dumps, runs))
-            args.save.write_text(f'{{"runs": [\n{rows}\n]}}\n')
-        kinds = {}
-        for run in runs:
-            kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
-        for kind in kinds:
-            groups = models(kinds[kind])
-            draw = curves if len(groups) <= 12 else bars
-            save(draw(groups), args.out / Path(kind).name)
-            print(f"\n{table(groups)}\n")
+        if args.program is not None:
+            runpy.run_path(str(args.program), run_name="program")
+        drawn = draw_insides(args) if args.inside else draw_runs(args)
     except OSError as error:
         fail(error)
+    if not drawn:
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ Every step draws new documents, so many that a model can't learn them by heart (
 that; the smallest Mano lets it).
 
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
-(breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts). 8 holds the presets, where a task
-of your own goes too; 9 prints examples.
+(breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts). 8 is the table of tasks, where a
+task of your own goes too; 9 prints examples. A task's default arguments are its smallest scale.
 """
 
 import functools
-import itertools
+import inspect
 import math
 import random
-import re
 import sys
 import textwrap
 from collections import Counter, defaultdict
@@ -29,29 +28,55 @@ from torch.nn.utils.rnn import pad_sequence
 
 # ---- 1. A task -------------------------------------------------------------
 #
-# A task draws documents. A document is two lists: its tokens, and a mask that
-# says which of them are targets. A training window is documents in a row, each
-# opened by <bos> (our choice). A model scores where it gets all targets right.
+# A task draws documents: tokens, of which some are targets. A training window is documents in a
+# row, each opened by <bos> (our choice). A model scores where it gets all targets right.
 
-TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # independent random streams, parts of the seeds
+TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # independent random streams: parts of the seeds
+ROWS = 32  # how many documents a model reads at a time when it is scored
+
+
+class Document:
+    """tokens, a list of int, and targets: spans [(start, end), ..] of those that count in the loss."""
+
+    def __init__(self, tokens=(), targets=()):
+        self.tokens = list(tokens)
+        self.targets = list(targets)
+
+    def give(self, tokens):
+        """Append tokens that a model only reads."""
+        self.tokens += tokens
+
+    def ask(self, tokens):
+        """Append tokens that a model must predict. Returns their span."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        span = (start, len(self.tokens))
+        self.targets.append(span)
+        return span
 
 
 class Task:
-    """A subclass defines `documents`; `meaning`, one line about them; and `vocabulary`, what each
-    token stands for (token 0 is padding). make_task adds `name` and `settings`, the parameters."""
+    """A task of your own is a subclass, and one more entry of TASKS.
 
+    It defines `documents`; `meaning`, one line about them; `vocabulary`, what each token stands for
+    (token 0 is padding); and, if it scores otherwise, `evaluate` and `scores`. The defaults of its
+    constructor's arguments are its usual sizes. make_task adds `name` and `settings`.
+    """
 
-    def __init__(self, block_size, model, training):
+    scores = {"sequences": "share", "tokens": "share"}  # {score: unit}, of what evaluate returns
+    chance = None  # the share that guessing gets right, where it is worth a line in a figure
+    stop = None  # the token that ends an answer, where answers differ in length
+
+    def __init__(self, block_size):
         require_range("block_size", block_size, 1)
         self.block_size = block_size  # the model's context; a window has one more token
-        self.model, self.training = model, training
 
     @property
     def vocab_size(self):
         return len(self.vocabulary)
 
     def documents(self, rng, count):
-        """`count` documents: a list of (tokens, mask)."""
+        """A list of `count` Documents."""
         raise NotImplementedError
 
     def batch(self, seed, step, batch_size):
@@ -63,46 +88,104 @@ class Task:
         rng = np.random.default_rng([seed, TRAIN, step])
         width, count = self.block_size + 1, 2 * batch_size
         windows, lengths = [], []
-        window_tokens, window_mask = [], []
+        window = Document()
         while len(windows) < batch_size:
-            for tokens, mask in self.documents(rng, count):
-                lengths.append(len(tokens))
-                window_tokens += tokens
-                window_mask += mask
-                if len(window_tokens) >= width:
-                    windows.append((window_tokens[:width], window_mask[:width]))
-                    window_tokens, window_mask = [], []
+            for document in self.documents(rng, count):
+                length = len(document.tokens)
+                lengths.append(length)
+                offset = len(window.tokens)
+                window.tokens += document.tokens
+                for start, end in document.targets:
+                    window.targets.append((offset + start, offset + end))
+                if offset + length >= width:
+                    windows.append(window)
+                    window = Document()
             missing = (batch_size - len(windows)) * (width / np.mean(lengths) + 1)
             count = int(1.1 * missing) + 8  # a guess
-        tokens, mask = zip(*windows[:batch_size])
-        return np.array(tokens, dtype=np.int64), np.array(mask)
+        return pack(windows[:batch_size], width)
 
     def evaluate(self, model, seed, n):
         """{score: float} on n fresh documents: the shares of documents and targets got right."""
-        texts, masks = zip(*self.documents(np.random.default_rng([seed, EVAL]), n))
-        right = self.right_tokens(model, texts)
-        targets = [row[: len(mask)][mask] for row, mask in zip(right, masks)]
-        whole = [each.all() for each in targets]
-        return {"sequences": float(np.mean(whole)), "tokens": float(np.concatenate(targets).mean())}
+        documents = self.documents(np.random.default_rng([seed, EVAL]), n)
+        right = self.right_tokens(model, [document.tokens for document in documents])
+        whole, tokens = [], []
+        for row, document in zip(right, documents):
+            answers = np.concatenate([row[start:end] for start, end in document.targets])
+            whole.append(answers.all())
+            tokens.append(answers)
+        return {"sequences": share(whole), "tokens": share(np.concatenate(tokens))}
+
+    @torch.no_grad()
+    def right_tokens(self, model, texts):
+        """Whether the model finds each token likeliest, given those before: bool, (texts, longest).
+
+        An answer of such tokens is one that it would generate greedily.
+        """
+        tokens = padded(texts).to(device_of(model))
+        right = []
+        for rows in tokens.split(ROWS):
+            logits, _ = model(rows[:, :-1])
+            right.append(logits.argmax(-1) == rows[:, 1:])
+        return F.pad(torch.cat(right), (1, 0)).cpu().numpy()  # nothing predicts the first token
 
     def check_fits(self, longest):
         """ValueError if a window does not hold `longest` tokens."""
         needed = f"at least {longest - 1} to hold an instance"
         require(longest <= self.block_size + 1, "block_size", self.block_size, needed)
 
-    @torch.no_grad()
-    def right_tokens(self, model, texts):
-        """Whether the model finds each token likeliest, given those before: bool, (texts, longest).
-        An answer of such tokens is one that it would generate greedily."""
-        tokens, right = padded(texts).to(next(model.parameters()).device), []
-        for rows in tokens.split(self.training["batch_size"]):
-            right.append(model(rows[:, :-1])[0].argmax(-1) == rows[:, 1:])
-        return F.pad(torch.cat(right), (1, 0)).cpu().numpy()  # nothing predicts the first token
+    # For sample.py, which shows a model's answers:
+
+    def answer_spans(self, document):
+        """What a model is asked in this document: spans of its tokens."""
+        return document.targets
+
+    def is_right(self, document, span, answer):
+        """Whether these tokens are right in place of the span. None: that is a matter of taste."""
+        start, end = span
+        return answer == document.tokens[start:end]
+
+    def encode(self, text):
+        """The tokens of a text in the task's words. ValueError names a word that is not one."""
+        tokens = []
+        for word in text.split():
+            for part in parts_of(word):
+                if part not in self.vocabulary[1:]:
+                    raise ValueError(f"{part!r} is no word of {self.name}")
+                tokens.append(self.vocabulary.index(part))
+        return tokens
+
+    def decode(self, tokens):
+        """Tokens in words."""
+        return " ".join(self.vocabulary[token] for token in tokens).replace(". ", ".")
+
+
+def parts_of(word):
+    """'7.2.5' is three tokens, '7.', '2.' and '5': a dot joins the tokens of a name."""
+    parts = word.split(".")
+    return [f"{part}." for part in parts[:-1]] + parts[-1:]
+
+
+def pack(windows, width):
+    """Documents as long as a window, or longer, as arrays: tokens and mask, (windows, width)."""
+    tokens = np.array([window.tokens[:width] for window in windows], dtype=np.int64)
+    mask = np.zeros(tokens.shape, dtype=bool)
+    for row, window in zip(mask, windows):
+        for start, end in window.targets:
+            row[start:end] = True
+    return tokens, mask
 
 
 def padded(texts):
     """Lists of tokens as rows, zeros behind: int64, (texts, longest)."""
     return pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+
+
+def device_of(model):
+    return next(model.parameters()).device
+
+
+def share(outcomes):
+    return float(np.mean(outcomes))
 
 
 # ---- 2. Copy (paper Fig. 5): can one layer repeat a permutation? -----------
@@ -117,18 +200,23 @@ def padded(texts):
 class Copy(Task):
     meaning = "after <query>, the numbers once more in the same order"
 
-    def __init__(self, N, **settings):
-        super().__init__(**settings)
+    def __init__(self, N=64, block_size=129):
+        super().__init__(block_size)
         require_range("N", N, 2)
         self.check_fits(2 * N + 2)
         self.N = N
         self.bos, self.query = N + 1, N + 2
-        self.vocabulary = ["", *map(str, range(1, N + 1)), "<bos>", "<query>"]
+        numbers = [str(number) for number in range(1, N + 1)]
+        self.vocabulary = ["", *numbers, "<bos>", "<query>"]
 
     def documents(self, rng, count):
-        mask = [False] * (self.N + 2) + [True] * self.N
-        permutations = [(1 + rng.permutation(self.N)).tolist() for _ in range(count)]
-        return [([self.bos, *numbers, self.query, *numbers], mask) for numbers in permutations]
+        found = []
+        for _ in range(count):
+            numbers = (1 + rng.permutation(self.N)).tolist()
+            document = Document([self.bos, *numbers, self.query])
+            document.ask(numbers)
+            found.append(document)
+        return found
 
 
 # ---- 3. Depo: reasoning depth ----------------------------------------------
@@ -139,7 +227,7 @@ class Copy(Task):
 # questions: who comes k after q? The answer follows at once, so all k hops
 # happen inside the network: this measures its depth. Names are words of several
 # tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
-# Each name comes twice, and only counting words from <bos> tells a source from a
+# Each name comes twice, and only counting from <bos> tells a source from a
 # target. Depo0, our addition, spares a model both: names are single tokens, and a
 # comma ends each edge. Keep N > 2K: k hops forward are n - k backward, fewer in
 # small cycles (only those of N are scored).
@@ -149,59 +237,85 @@ class Depo(Task):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
     questions = 10  # in an instance, or n if it has fewer nodes
 
-    def __init__(self, N, K, V, word_len, separator=False, **settings):
-        super().__init__(**settings)
+    def __init__(self, N, K, V, word_len, separator, block_size):
+        super().__init__(block_size)
         require_range("N", N, 3)
         require_range("K", K, 1, min(N - 1, 512))  # an instance can ask all scored k
-        self.N, self.K, self.words = N, K, Words(N, V, word_len)
-        word = self.words.longest
-        self.check_fits(1 + N * (2 * word + separator) + min(N, self.questions) * (2 * word + 2))
+        self.N, self.K = N, K
+        self.words = Words(N, V, word_len)
+        edge = 2 * self.words.longest + (1 if separator else 0)
+        question = 2 * self.words.longest + 2
+        self.check_fits(1 + N * edge + min(N, self.questions) * question)
+
+        queries = [f"<query_{k}>" for k in range(1, K + 1)]
+        self.vocabulary = [""] + self.words.vocabulary + ["<bos>", "<ans>"] + queries
         self.bos = 1 + len(self.words.vocabulary)
         self.ans = self.bos + 1  # <query_k> is token ans + k
-        self.separator = [self.ans + K + 1] * separator
-        queries = [f"<query_{k}>" for k in range(1, K + 1)] + [","] * separator
-        self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<ans>", *queries]
+        self.separator = []
+        if separator:
+            self.separator = [self.vocab_size]
+            self.vocabulary.append(",")
+
         self.hops = powers_of_two(K)  # the scored k
+        self.scores = {f"k={k}": "share" for k in self.hops}
+        self.chance = 1 / (N - 1)  # another node of the cycle
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        hops = rng.integers(1, self.K + 1, np.minimum(sizes, self.questions).sum())
-        return [(tokens, mask) for tokens, mask, _ in self.instances(rng, sizes, hops)]
+        asked = sum(min(n, self.questions) for n in sizes)
+        hops = rng.integers(1, self.K + 1, asked).tolist()
+        return [document for document, _ in self.instances(rng, sizes, hops)]
 
     def instances(self, rng, sizes, hops):
-        """For each size n the text of a cycle 0 -> 1 -> .. -> n-1 -> 0; hops: k of all questions.
+        """For each size n the text of a cycle 0 -> 1 -> .. -> n-1 -> 0.
 
-        Yields tokens; mask, true for each <ans> and its answer; and answers, [(k, start, end)]:
-        tokens[start:end] answers a question of k hops.
+        hops: k of each question, of all instances in a row. Yields the document and its answers,
+        [(k, start, end)]: tokens start .. end - 1 answer a question of k hops.
         """
-        all_names, hops = self.words.draw(rng, sizes), iter(hops.tolist())
-        for names, edges, asked in zip(all_names, shuffles(rng, sizes), shuffles(rng, sizes)):
+        hops = iter(hops)
+        orders = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
+        for names, edges, asked in orders:
             # names[x] is the word of node x, a list of tokens. Both edges and asked are 0..n-1 in
-            # random order: x in edges stands for x -> x + 1; the first of asked are asked about,
-            # and next(hops) is the next question's k.
-            n, tokens, mask, answers = len(names), [self.bos], [], []
-            # exercise 7: extend tokens, mask and answers
+            # random order: x in edges stands for x -> x + 1, the first of asked are asked about.
+            n = len(names)
+            document, answers = Document([self.bos]), []
+            # exercise 7: document and answers; next(hops) is the next question's k
             for x in edges:
-                tokens += names[x] + names[(x + 1) % n] + self.separator
-            for q, k in zip(asked[: self.questions], hops):
-                tokens += [self.ans + k] + names[q]
-                mask += [False] * (len(tokens) - len(mask))
-                tokens += [self.ans] + names[(q + k) % n]
-                answers.append((k, len(mask) + 1, len(tokens)))  # len(mask): where <ans> is
-                mask += [True] * (len(tokens) - len(mask))
+                document.give(names[x] + names[(x + 1) % n] + self.separator)
+            for q in asked[: self.questions]:
+                k = next(hops)
+                document.give([self.ans + k] + names[q])
+                start, end = document.ask([self.ans] + names[(q + k) % n])
+                answers.append((k, start + 1, end))  # <ans> is no part of the answer
             # end of exercise
-            yield tokens, mask, answers
+            yield document, answers
 
     def evaluate(self, model, seed, n):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
-        hops = rng.permutation(np.resize(self.hops, n * min(self.N, self.questions)))
-        texts, _, answers = zip(*self.instances(rng, [self.N] * n, hops))
+        hops = rng.permutation(np.resize(self.hops, n * min(self.N, self.questions))).tolist()
+        instances = list(self.instances(rng, [self.N] * n, hops))
+        found = self.right_tokens(model, [document.tokens for document, _ in instances])
         right = defaultdict(list)
-        for row, spans in zip(self.right_tokens(model, texts), answers):
-            for k, start, end in spans:
+        for row, (_, answers) in zip(found, instances):
+            for k, start, end in answers:
                 right[k].append(row[start:end].all())
-        return {f"k={k}": float(np.mean(right[k])) for k in self.hops}
+        return {f"k={k}": share(right[k]) for k in self.hops}
+
+
+class Depo0(Depo):
+    def __init__(self, N=10, K=4, V=20, word_len=(1, 1), separator=True, block_size=71):
+        super().__init__(N, K, V, word_len, separator, block_size)
+
+
+class Depo1(Depo):
+    def __init__(self, N=5, K=2, V=50, word_len=(1, 2), block_size=52):
+        super().__init__(N, K, V, word_len, False, block_size)
+
+
+class Depo2(Depo):
+    def __init__(self, N=5, K=2, V=3, word_len=(5, 7), block_size=152):
+        super().__init__(N, K, V, word_len, False, block_size)
 
 
 def draw_sizes(rng, count, N):
@@ -212,26 +326,37 @@ def draw_sizes(rng, count, N):
 
 def shuffles(rng, sizes):
     """The numbers 0..n-1 in random order, for each size n, with one draw for all."""
-    ends = np.cumsum(sizes)
-    return [keys.argsort().tolist() for keys in np.split(rng.random(ends[-1]), ends[:-1])]
+    keys = rng.random(sum(sizes))
+    found, start = [], 0
+    for n in sizes:
+        found.append(keys[start : start + n].argsort().tolist())
+        start += n
+    return found
 
 
 class Words:
-    """Words of word_len = (shortest, longest) tokens, N different ones at least. The last token is
-    in V+1..2V, which shows the end, the others in 1..V. (If all have one token, it is in 1..V.)"""
+    """Words of word_len = (shortest, longest) tokens, N different ones at least.
+
+    The last token of a word is in V+1..2V, which shows the end, the others in 1..V. If all words
+    have one token, it is in 1..V.
+    """
 
     def __init__(self, N, V, word_len):
         require_range("V", V, 1)
-        self.V, (self.shortest, self.longest) = V, word_len
+        self.V = V
+        self.shortest, self.longest = word_len
         allowed = "1 <= shortest <= longest <= 100"
         require(1 <= self.shortest <= self.longest <= 100, "word_len", word_len, allowed)
         many = sum(V**length for length in range(self.shortest, self.longest + 1))
         require(N <= many, "N", N, f"V = {V} and word_len = {word_len} make only {many} words")
-        numbers = [str(number) for number in range(1, V + 1)]  # "7." goes on, "7" ends a word
-        self.vocabulary = [f"{number}." for number in numbers] * (self.longest > 1) + numbers
+        ends = [str(letter) for letter in range(1, V + 1)]
+        self.vocabulary = ends
+        if self.longest > 1:
+            go_on = [f"{letter}." for letter in ends]
+            self.vocabulary = go_on + ends
 
     def draw(self, rng, sizes):
-        """n different words, lists of tokens, for each size n, of uniform lengths. Equals
+        """For each size n, n different words, lists of tokens, of uniform lengths. Equals
 
             while len(words) < n:
                 word = draw_word()
@@ -239,24 +364,37 @@ class Words:
                     words.append(word)
             rng.shuffle(words)
 
-        but all documents draw at once, and what misses a word draws again.
+        but all documents draw at once, and where a word came twice it is drawn again.
         """
         if self.longest == 1:
-            return [[[1 + i] for i in rng.permutation(self.V)[:n].tolist()] for n in sizes]
-        words, taken = [[None] * n for n in sizes], set()
-        missing = [(document, place) for document, n in enumerate(sizes) for place in range(n)]
+            found = []
+            for n in sizes:
+                letters = 1 + rng.permutation(self.V)[:n]
+                found.append(letters[:, None].tolist())
+            return found
+        words = [[None] * n for n in sizes]
+        missing = []  # places without a word
+        for document, n in enumerate(sizes):
+            missing += [(document, place) for place in range(n)]
+        taken = set()
         while missing:
             lengths = rng.integers(self.shortest, self.longest + 1, len(missing)).tolist()
-            tokens = rng.integers(1, self.V + 1, (len(missing), self.longest)).tolist()
-            drawn, missing = zip(missing, lengths, tokens), []
-            for (document, place), length, word in drawn:
-                word[length - 1 :] = [word[length - 1] + self.V]
-                if (document, *word) in taken:
-                    missing.append((document, place))
+            letters = rng.integers(1, self.V + 1, (len(missing), self.longest)).tolist()
+            came_twice = []
+            for (document, place), length, word in zip(missing, lengths, letters):
+                last = word[length - 1] + self.V
+                word = [*word[: length - 1], last]
+                key = (document, *word)
+                if key in taken:
+                    came_twice.append((document, place))
                 else:
+                    taken.add(key)
                     words[document][place] = word
-                    taken.add((document, *word))
-        return [[found[i] for i in order] for found, order in zip(words, shuffles(rng, sizes))]
+            missing = came_twice
+        shuffled = []
+        for found, order in zip(words, shuffles(rng, sizes)):
+            shuffled.append([found[i] for i in order])
+        return shuffled
 
     def split(self, tokens):
         """The words that tokens spell, tuples; a special token is one, too."""
@@ -266,7 +404,9 @@ class Words:
             if token > self.V or self.longest == 1:
                 words.append(word)
                 word = ()
-        return words + [word] if word else words  # the last one may lack its end
+        if word:
+            words.append(word)  # it lacks its end
+        return words
 
 
 # ---- 4. Brevo: reasoning breadth -------------------------------------------
@@ -284,37 +424,45 @@ class Words:
 class Brevo(Task):
     meaning = "edges, parent child; then all that q depends on, parents before their children"
 
-    def __init__(self, N, V=None, word_len=(1, 1), **settings):
-        super().__init__(**settings)
+    def __init__(self, N, V, word_len, block_size):
+        super().__init__(block_size)
         require_range("N", N, 3)
-        self.N, self.words = N, Words(N, N if V is None else V, word_len)
+        self.N, self.words = N, Words(N, V, word_len)
         most_edges = sum(min(4, node) for node in range(N))
         self.check_fits(4 + (2 * most_edges + 1 + N) * self.words.longest)
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
+        self.stop = self.eos
+        depths = {f"depth={depth}": "share" for depth in range(1, 6)}  # deeper: too rare
+        self.scores = {"all": "share", **depths}
 
     def documents(self, rng, count):
-        return [
-            (prompt + answer, [False] * (len(prompt) - 1) + [True] * (len(answer) + 1))
-            for prompt, answer, _ in self.instances(rng, draw_sizes(rng, count, self.N))
-        ]  # <ans>, which ends the prompt, is a target, too
+        sizes = draw_sizes(rng, count, self.N)
+        return [document for document, _ in self.instances(rng, sizes)]
 
     def instances(self, rng, sizes):
-        """For each size a prompt, an answer, and the depth of q."""
+        """For each size a document, and the depth of q."""
         all_names = self.words.draw(rng, sizes)
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for one number
         for n, names in zip(sizes, all_names):
             parents = draw_graph(dice, n)
             q = dice.randrange(n - math.ceil(n / 4), n)  # the last quarter has parents
-            edges = [(parent, node) for node in range(n) for parent in parents[node]]
+            edges = []
+            for node in range(n):
+                edges += [(parent, node) for parent in parents[node]]
             dice.shuffle(edges)
-            prompt = [self.bos, *spell(names, itertools.chain(*edges))]
-            prompt += [self.query, *names[q], self.ans]
-            answer = [*spell(names, draw_order(dice, parents, q)), self.eos]
-            yield prompt, answer, depth_of(parents, q)
+            document = Document([self.bos])
+            for parent, child in edges:
+                document.give(names[parent] + names[child])
+            document.give([self.query] + names[q])
+            answer = []
+            for node in draw_order(dice, parents, q):
+                answer += names[node]
+            document.ask([self.ans, *answer, self.eos])
+            yield document, depth_of(parents, q)
 
     def verify(self, prompt, answer):
-        """Whether the answer is right for the prompt, two lists of tokens."""
+        """Whether the answer is right for the prompt, which ends in <ans>; both are lists of tokens."""
         _, *edges, _, q, _ = self.words.split(prompt)
         parents = defaultdict(set)
         for parent, child in zip(edges[::2], edges[1::2]):
@@ -322,37 +470,65 @@ class Brevo(Task):
         if self.eos not in answer:
             return False
         named = self.words.split(answer[: answer.index(self.eos)])
-        in_order = all(parents[word] <= set(named[:i]) for i, word in enumerate(named))
-        return in_order and sorted(named) == sorted(dependencies(parents, q))
+        placed = set()
+        for word in named:
+            if not parents[word] <= placed:
+                return False
+            placed.add(word)
+        return sorted(named) == sorted(dependencies(parents, q))
+
+    def answer_spans(self, document):
+        """All behind <ans>."""
+        ((start, end),) = document.targets
+        return [(start + 1, end)]
+
+    def is_right(self, document, span, answer):
+        return self.verify(document.tokens[: span[0]], answer)
 
     def evaluate(self, model, seed, n):
         """n greedy answers at size N: the share right, of all and by depth of q (paper Fig. 9)."""
         groups = defaultdict(list)  # by length, as `generate` takes prompts of one length
-        for instance in self.instances(np.random.default_rng([seed, EVAL]), [self.N] * n):
-            groups[len(instance[0])].append(instance)
-        device, right = next(model.parameters()).device, defaultdict(list)
-        for length, group in groups.items():
-            prompts, answers, depths = zip(*group)
-            longest, texts = max(map(len, answers)), []  # right answers are as long as ours
-            for rows in torch.tensor(prompts, device=device).split(4 * self.training["batch_size"]):
-                texts += model.generate(rows, longest, 0.0, self.eos)[:, length:].tolist()
-            for prompt, text, depth in zip(prompts, texts, depths):
-                right["all"].append(self.verify(prompt, text))
-                right[f"depth={depth}"].append(right["all"][-1])
-        scores = ["all", *(f"depth={depth}" for depth in range(1, 6))]  # deeper: too rare
-        return {score: float(np.mean(right[score])) for score in scores if score in right}
+        rng = np.random.default_rng([seed, EVAL])
+        for document, depth in self.instances(rng, [self.N] * n):
+            ((start, end),) = self.answer_spans(document)
+            prompt, answer = document.tokens[:start], document.tokens[start:end]
+            groups[len(prompt)].append((prompt, len(answer), depth))
+        right = defaultdict(list)
+        for group in groups.values():
+            prompts = [prompt for prompt, _, _ in group]
+            longest = max(length for _, length, _ in group)  # right answers are as long as ours
+            texts = self.answer_greedily(model, prompts, longest)
+            for (prompt, _, depth), text in zip(group, texts):
+                verdict = self.verify(prompt, text)
+                right["all"].append(verdict)
+                right[f"depth={depth}"].append(verdict)
+        return {score: share(right[score]) for score in self.scores if score in right}
+
+    def answer_greedily(self, model, prompts, longest):
+        """What the model writes after prompts of one length: lists of tokens."""
+        texts = []
+        for rows in torch.tensor(prompts, device=device_of(model)).split(4 * ROWS):
+            whole = model.generate(rows, longest, 0.0, self.eos)
+            texts += whole[:, rows.shape[1] :].tolist()
+        return texts
 
 
-def spell(names, nodes):
-    """The tokens of these nodes' names."""
-    return [token for node in nodes for token in names[node]]
+class Brevo1(Brevo):
+    def __init__(self, N=10, block_size=96):
+        super().__init__(N, V=N, word_len=(1, 1), block_size=block_size)
+
+
+class Brevo2(Brevo):
+    def __init__(self, N=5, V=4, word_len=(2, 4), block_size=107):
+        super().__init__(N, V, word_len, block_size)
 
 
 def draw_graph(dice, n):
     """Each node's parents in a random graph. The first 1..(n-1)//4+1 nodes are leaves: they have
     none. A later one has 1..min(4, free) of the `free` earlier ones with fewer than 4 children."""
     leaves = dice.randint(1, (n - 1) // 4 + 1)
-    parents, children = [[] for _ in range(n)], [0] * n
+    parents = [[] for _ in range(n)]
+    children = [0] * n
     for node in range(leaves, n):
         free = [other for other in range(node) if children[other] < 4]
         parents[node] = dice.sample(free, dice.randint(1, min(4, len(free))))
@@ -364,15 +540,16 @@ def draw_graph(dice, n):
 def draw_order(dice, parents, q):
     """All that q depends on and q, parents first. Drawn backward from q: each time one of the nodes
     whose needed children are all placed."""
-    needed = dependencies(parents, q)
-    missing = Counter(parent for node in needed for parent in parents[node])  # children
+    missing_children = Counter()
+    for node in dependencies(parents, q):
+        missing_children.update(parents[node])
     order, ready = [], [q]
     while ready:
         node = ready.pop(dice.randrange(len(ready)))
         order.append(node)
         for parent in parents[node]:
-            missing[parent] -= 1
-            if missing[parent] == 0:
+            missing_children[parent] -= 1
+            if missing_children[parent] == 0:
                 ready.append(parent)
     return order[::-1]
 
@@ -391,7 +568,8 @@ def depth_of(parents, q):
     """How many edges up from q the nearest leaf is."""
     level, steps = {q}, 0
     while all(parents[node] for node in level):
-        level, steps = {parent for node in level for parent in parents[node]}, steps + 1
+        level = set().union(*(parents[node] for node in level))
+        steps += 1
     return steps
 
 
@@ -407,51 +585,73 @@ def depth_of(parents, q):
 class Mano(Task):
     meaning = "an expression in prefix notation, and its value modulo 23"
     modulus = 23
+    chance = 0.06  # zero is the likeliest value
 
-    def __init__(self, L, **settings):
-        super().__init__(**settings)
+    def __init__(self, L=2, block_size=128):
+        super().__init__(block_size)
         require_range("L", L, 1, 400)  # Python's recursion goes so deep
         self.check_fits(2 * L + 5)
         self.L = L
-        numbers, lengths = map(str, range(self.modulus)), [f"<len_{l}>" for l in range(1, L + 1)]
-        self.vocabulary = ["", *numbers, "+", "-", "*", "<bos>", "<ans>", *lengths]
+        numbers = [str(number) for number in range(self.modulus)]
+        lengths = [f"<len_{l}>" for l in range(1, L + 1)]
+        self.vocabulary = ["", *numbers, "+", "-", "*", "<bos>", "<ans>"] + lengths
         self.plus = self.modulus + 1  # the number x is token x + 1; then come + - *
         self.bos, self.ans = self.plus + 3, self.plus + 4  # <len_l> is token ans + l
         self.scored = powers_of_two(L)  # the scored l
+        self.scores = {f"l={l}": "share" for l in self.scored}
 
     def documents(self, rng, count):
-        texts = self.instances(rng, rng.integers(1, self.L + 1, count).tolist())
-        return [(tokens, [True] * len(tokens)) for tokens in texts]
+        lengths = rng.integers(1, self.L + 1, count).tolist()
+        found = []
+        for tokens in self.instances(rng, lengths):
+            found.append(Document(tokens, [(0, len(tokens))]))
+        return found
 
     def instances(self, rng, lengths):
         """The tokens of an instance for each length l, its number of operators."""
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for single numbers
+        texts = []
+        for l in lengths:
+            expression = self.draw_expression(dice, l)
+            texts.append([self.bos, self.ans + l, *expression, self.ans])
+        for text in texts:
+            value = self.value(iter(text[2:]))
+            text.append(1 + value)
+        return texts
 
-        def expression(l):
-            if l == 0:
-                return [1 + dice.randrange(self.modulus)]
-            operator = self.plus + dice.randrange(3)
-            left = dice.randrange(l)  # operators in the left operand
-            return [operator, *expression(left), *expression(l - 1 - left)]
-
-        texts = [[self.bos, self.ans + l, *expression(l), self.ans] for l in lengths]
-        return [[*text, 1 + self.value(iter(text[2:]))] for text in texts]
+    def draw_expression(self, dice, l):
+        """The tokens of an expression with l operators."""
+        if l == 0:
+            return [1 + dice.randrange(self.modulus)]
+        operator = self.plus + dice.randrange(3)
+        in_left = dice.randrange(l)  # operators in the left operand
+        left = self.draw_expression(dice, in_left)
+        right = self.draw_expression(dice, l - 1 - in_left)
+        return [operator] + left + right
 
     def value(self, tokens):
         """The value of the expression that an iterator of tokens starts with."""
         token = next(tokens)
         if token < self.plus:
             return token - 1
-        a, b = self.value(tokens), self.value(tokens)
-        return (a + b, a - b, a * b)[token - self.plus] % self.modulus
+        a = self.value(tokens)
+        b = self.value(tokens)
+        results = (a + b, a - b, a * b)
+        return results[token - self.plus] % self.modulus
+
+    def answer_spans(self, document):
+        """The value."""
+        end = len(document.tokens)
+        return [(end - 1, end)]
 
     def evaluate(self, model, seed, n):
         """n expressions of each scored l: the share of right values."""
-        lengths = [l for l in self.scored for _ in range(n)]
+        lengths = np.repeat(self.scored, n).tolist()
         texts = self.instances(np.random.default_rng([seed, EVAL]), lengths)
-        right = self.right_tokens(model, texts)
-        values = np.reshape([row[len(text) - 1] for row, text in zip(right, texts)], (-1, n))
-        return {f"l={l}": float(share) for l, share in zip(self.scored, values.mean(1))}
+        right = defaultdict(list)
+        for row, text, l in zip(self.right_tokens(model, texts), texts, lengths):
+            right[l].append(row[len(text) - 1])
+        return {f"l={l}": share(right[l]) for l in self.scored}
 
 
 # ---- 6. Lano: the structure of language ------------------------------------
@@ -469,67 +669,109 @@ class Mano(Task):
 # I_B I_C I_D: "B up to somewhere, C from there, D from there". So the tokens'
 # matrices give those of the next level, and on up.
 
-GRAMMARS = {
-    "cfg3f": """22: 20 21 | 20 19 21 | 21 19 19 | 20 20
-    19: 18 16 18 | 17 18 | 18 18   20: 16 16 | 16 17 | 17 16 18
-    21: 18 17 | 17 16 | 16 17 18 | 16 18
-    16: 15 15 | 13 15 13 | 14 13 | 14 14   17: 15 14 13 | 14 15 | 15 14
-    18: 14 15 13 | 15 13 13 | 13 15
-    13: 11 12 | 12 11 12 | 10 12 11   14: 10 12 | 12 10 12 | 12 11 | 10 12 12
-    15: 10 11 11 | 11 11 10 | 10 10 | 12 12 11
-    10: 8 9 9 | 9 7 9 | 7 9 9   11: 8 8 | 9 7 | 9 7 7   12: 7 9 7 | 9 8 | 8 8 9
-    7: 2 2 1 | 3 2 2 | 3 1 2 | 3 2   8: 3 1 1 | 1 2 | 3 3 1   9: 1 2 1 | 3 3 | 1 1""",
-    "cfg3j": """25: 22 22 | 23 22 | 24 23 24
-    22: 19 20 | 19 19 21 | 20 19 19   23: 21 19 20 | 21 20 | 19 20 20
-    24: 19 19 | 20 21 19 | 19 21 21
-    19: 17 17 16 | 16 18 18 | 16 17   20: 17 17 17 | 18 18 | 18 17 18
-    21: 18 16 | 16 17 17 | 16 18 16
-    16: 14 15 | 13 15 | 15 15   17: 14 14 | 15 15 15 | 15 14   18: 14 13 15 | 13 13 14 | 13 14
-    13: 10 12 | 12 10 | 11 11   14: 10 11 | 12 11 10 | 10 11 11   15: 11 12 12 | 10 10 | 11 12
-    10: 7 7 9 | 8 7 | 9 8   11: 7 8 8 | 9 9 | 8 8   12: 7 7 8 | 8 7 7 | 9 8 8
-    7: 1 2 | 2 2 | 3 3 2   8: 3 1 | 2 3 | 1 1 2   9: 3 2 1 | 1 3 | 3 2""",
-    "cfg3k": """25: 22 23 | 24 24 | 24 23
-    22: 21 19 | 21 20 20 | 21 21 | 19 21   23: 20 21 20 | 20 21 21 | 20 20 | 19 20
-    24: 21 20 | 20 21 | 19 19 21
-    19: 17 18 16 | 18 16 | 18 16 18 | 18 18 17   20: 17 17 17 | 16 18 | 17 17 16 | 18 17 16
-    21: 18 17 | 16 18 16 | 17 16 16 | 17 18 18
-    16: 15 14 | 14 15 | 15 14 15 | 14 13 13   17: 14 15 14 | 15 13 13 | 15 15
-    18: 14 14 | 15 13 | 13 14 14
-    13: 10 12 12 | 11 11 12 | 12 12   14: 10 11 | 10 11 11 | 11 10 10 | 11 11
-    15: 12 11 | 10 10 | 11 12
-    10: 7 7 | 8 8 | 9 9 7 | 7 9 7   11: 8 7 9 | 7 7 7 | 7 8 7   12: 7 8 | 8 8 7 | 9 7 9 | 8 9
-    7: 3 3 | 1 3 1 | 2 1   8: 2 3 | 1 1 2 | 3 1 | 1 2 2   9: 1 3 3 | 2 2 | 1 1 1 | 3 2 3""",
+GRAMMARS = {  # {symbol: its rules}
+    "cfg3f": {
+        22: "20 21 | 20 19 21 | 21 19 19 | 20 20",
+        19: "18 16 18 | 17 18 | 18 18",
+        20: "16 16 | 16 17 | 17 16 18",
+        21: "18 17 | 17 16 | 16 17 18 | 16 18",
+        16: "15 15 | 13 15 13 | 14 13 | 14 14",
+        17: "15 14 13 | 14 15 | 15 14",
+        18: "14 15 13 | 15 13 13 | 13 15",
+        13: "11 12 | 12 11 12 | 10 12 11",
+        14: "10 12 | 12 10 12 | 12 11 | 10 12 12",
+        15: "10 11 11 | 11 11 10 | 10 10 | 12 12 11",
+        10: "8 9 9 | 9 7 9 | 7 9 9",
+        11: "8 8 | 9 7 | 9 7 7",
+        12: "7 9 7 | 9 8 | 8 8 9",
+        7: "2 2 1 | 3 2 2 | 3 1 2 | 3 2",
+        8: "3 1 1 | 1 2 | 3 3 1",
+        9: "1 2 1 | 3 3 | 1 1",
+    },
+    "cfg3j": {
+        25: "22 22 | 23 22 | 24 23 24",
+        22: "19 20 | 19 19 21 | 20 19 19",
+        23: "21 19 20 | 21 20 | 19 20 20",
+        24: "19 19 | 20 21 19 | 19 21 21",
+        19: "17 17 16 | 16 18 18 | 16 17",
+        20: "17 17 17 | 18 18 | 18 17 18",
+        21: "18 16 | 16 17 17 | 16 18 16",
+        16: "14 15 | 13 15 | 15 15",
+        17: "14 14 | 15 15 15 | 15 14",
+        18: "14 13 15 | 13 13 14 | 13 14",
+        13: "10 12 | 12 10 | 11 11",
+        14: "10 11 | 12 11 10 | 10 11 11",
+        15: "11 12 12 | 10 10 | 11 12",
+        10: "7 7 9 | 8 7 | 9 8",
+        11: "7 8 8 | 9 9 | 8 8",
+        12: "7 7 8 | 8 7 7 | 9 8 8",
+        7: "1 2 | 2 2 | 3 3 2",
+        8: "3 1 | 2 3 | 1 1 2",
+        9: "3 2 1 | 1 3 | 3 2",
+    },
+    "cfg3k": {
+        25: "22 23 | 24 24 | 24 23",
+        22: "21 19 | 21 20 20 | 21 21 | 19 21",
+        23: "20 21 20 | 20 21 21 | 20 20 | 19 20",
+        24: "21 20 | 20 21 | 19 19 21",
+        19: "17 18 16 | 18 16 | 18 16 18 | 18 18 17",
+        20: "17 17 17 | 16 18 | 17 17 16 | 18 17 16",
+        21: "18 17 | 16 18 16 | 17 16 16 | 17 18 18",
+        16: "15 14 | 14 15 | 15 14 15 | 14 13 13",
+        17: "14 15 14 | 15 13 13 | 15 15",
+        18: "14 14 | 15 13 | 13 14 14",
+        13: "10 12 12 | 11 11 12 | 12 12",
+        14: "10 11 | 10 11 11 | 11 10 10 | 11 11",
+        15: "12 11 | 10 10 | 11 12",
+        10: "7 7 | 8 8 | 9 9 7 | 7 9 7",
+        11: "8 7 9 | 7 7 7 | 7 8 7",
+        12: "7 8 | 8 8 7 | 9 7 9 | 8 9",
+        7: "3 3 | 1 3 1 | 2 1",
+        8: "2 3 | 1 1 2 | 3 1 | 1 2 2",
+        9: "1 3 3 | 2 2 | 1 1 1 | 3 2 3",
+    },
 }
 
 
 class Grammar:
-    """rules {symbol: list of tuples of symbols}, lower levels first; root, by default the highest
-    symbol; mean and longest {symbol: the number of tokens it grows into}."""
+    """A levelled context-free grammar.
 
-    def __init__(self, text, root=None):
-        fields = re.split(r"(\d+):", text)[1:]  # symbol, its rules, symbol, its rules ..
-        rules = {
-            int(symbol): [tuple(map(int, rule.split())) for rule in choices.split("|")]
-            for symbol, choices in zip(fields[::2], fields[1::2])
-        }
-        self.root = max(rules) if root is None else root
-        require(self.root in rules, "root", root, f"allowed: {min(rules)} to {max(rules)}")
-        self.rules = {symbol: rules[symbol] for symbol in sorted(rules) if symbol <= self.root}
+    rules          {symbol: list of tuples of symbols}, lower levels first, without those above root
+    root           the symbol that sentences grow from, by default the highest
+    mean, longest  {symbol: how many tokens it grows into}
+    """
+
+    def __init__(self, texts, root=None):
+        self.root = max(texts) if root is None else root
+        require(self.root in texts, "root", root, f"allowed: {min(texts)} to {max(texts)}")
+        self.rules = {}
+        for symbol in sorted(texts):
+            if symbol <= self.root:
+                choices = texts[symbol].split("|")
+                self.rules[symbol] = [tuple(map(int, rule.split())) for rule in choices]
 
         self.mean, self.longest = {1: 1, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 1}
         for symbol, choices in self.rules.items():
-            self.mean[symbol] = np.mean([sum(self.mean[part] for part in rule) for rule in choices])
-            self.longest[symbol] = max(sum(self.longest[part] for part in rule) for rule in choices)
+            means, longest = [], []
+            for rule in choices:
+                means.append(sum(self.mean[part] for part in rule))
+                longest.append(sum(self.longest[part] for part in rule))
+            self.mean[symbol], self.longest[symbol] = np.mean(means), max(longest)
 
     def sample(self, rng, count):
         """`count` sentences, lists of tokens."""
         sentences = [[self.root] for _ in range(count)]
         while sentences[0][0] in self.rules:
-            chances = iter(rng.random(sum(map(len, sentences))).tolist())
-            sentences = [
-                [part for symbol in sentence for part in choose(self.rules[symbol], next(chances))]
-                for sentence in sentences
-            ]
+            symbols = sum(len(sentence) for sentence in sentences)
+            chances = iter(rng.random(symbols).tolist())  # uniform in [0, 1)
+            longer = []
+            for sentence in sentences:
+                grown = []
+                for symbol in sentence:
+                    choices = self.rules[symbol]
+                    grown += choices[int(next(chances) * len(choices))]
+                longer.append(grown)
+            sentences = longer
         return sentences
 
     def chart(self, tokens, scale=2.1):
@@ -548,12 +790,15 @@ class Grammar:
         # begins at 0, a rule's first part where its symbol does, the next where that ends; `end`
         # is where the root's last part ends.
         # exercise 11: starts[X] and end, (B, 1, T + 1)
-        inside = {v: torch.diag_embed(scale * (tokens == v).to(dtype), 1) for v in (1, 2, 3)}
+        inside = {}
+        for token in (1, 2, 3):
+            here = scale * (tokens == token).to(dtype)
+            inside[token] = torch.diag_embed(here, 1)
         for symbol in list(self.rules)[:-1]:
             total = 0
-            for first, *others in self.rules[symbol]:
-                product, width = inside[first], self.longest[first]
-                for part in others:
+            for rule in self.rules[symbol]:
+                product, width = inside[rule[0]], self.longest[rule[0]]
+                for part in rule[1:]:
                     product = band_product(product, inside[part], width, self.longest[part])
                     width += self.longest[part]
                 total = total + product
@@ -573,11 +818,6 @@ class Grammar:
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
 
 
-def choose(options, chance):
-    """One of the options, all equally likely if the chance is uniform in [0, 1)."""
-    return options[int(chance * len(options))]
-
-
 def band_product(left, right, left_width, right_width, rows=64):
     """left @ right, both (B, T, T), where left[i, j] = 0 unless i <= j <= i + left_width, and right
     likewise: some rows at a time, without the zeros."""
@@ -592,36 +832,41 @@ def band_product(left, right, left_width, right_width, rows=64):
 
 class Lano(Task):
     meaning = "a sentence of the grammar"
+    scores = {"sentences": "share", "KL": "nats"}
 
-    def __init__(self, cfg, root=None, **settings):
-        super().__init__(**settings)
+    def __init__(self, cfg="cfg3f", root=17, block_size=128):
+        super().__init__(block_size)
         require(cfg in GRAMMARS, "cfg", cfg, f"allowed: {', '.join(GRAMMARS)}")
         self.grammar = Grammar(GRAMMARS[cfg], root)
-        self.check_fits(1 + math.ceil(2 * self.grammar.mean[self.grammar.root]))  # nearly all do
-        self.bos, self.vocabulary = 4, ["", "1", "2", "3", "<bos>"]
+        usual_length = self.grammar.mean[self.grammar.root]
+        self.check_fits(1 + math.ceil(2 * usual_length))  # nearly all sentences do
+        self.vocabulary = ["", "1", "2", "3", "<bos>"]
+        self.bos = self.stop = 4
 
     def documents(self, rng, count):
-        sentences = self.grammar.sample(rng, count)
-        return [([self.bos, *text], [True] * (len(text) + 1)) for text in sentences]
+        found = []
+        for sentence in self.grammar.sample(rng, count):
+            tokens = [self.bos] + sentence
+            found.append(Document(tokens, [(0, len(tokens))]))
+        return found
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
         """sentences: the share that parses of n texts, drawn at temperature 1 from <bos> to <bos>.
+
         KL: of the next-token distribution from the exact one, in nats, the mean over all places of
-        n sentences."""
-        batch_size, device = self.training["batch_size"], next(model.parameters()).device
-        generator, parsed = torch.Generator(device).manual_seed(seed), 0
-        for bos in torch.full((n, 1), self.bos, device=device).split(4 * batch_size):
+        n sentences.
+        """
+        generator = torch.Generator(device_of(model)).manual_seed(seed)
+        parsed = 0
+        for bos in torch.full((n, 1), self.bos, device=device_of(model)).split(4 * ROWS):
             texts = model.generate(bos, self.block_size, 1.0, self.bos, generator)[:, 1:]
-            texts = texts[texts[:, -1] == self.bos]  # the others have no end
-            words = texts != self.bos
-            chart = self.charts(texts * words)
-            parsed += int((chart[torch.arange(len(texts)), words.sum(1), 0] > 0).sum())
+            parsed += int(self.parses(texts).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, places = 0.0, 0
-        for rows in sentences[:, : self.block_size - 1].split(batch_size):
-            rows = rows.to(device)
+        for rows in sentences[:, : self.block_size - 1].split(ROWS):
+            rows = rows.to(device_of(model))
             chart = self.charts(rows)  # (rows, T + 1, 4), zero behind the end
             place = chart.sum(-1) > 0
             exact = chart[place] / chart[place].sum(-1, keepdim=True)
@@ -631,10 +876,26 @@ class Lano(Task):
             places += len(exact)
         return {"sentences": parsed / n, "KL": nats / places}
 
+    def parses(self, texts):
+        """Which texts (B, T) are a sentence, and then <bos> up to the end: bool, (B,)."""
+        words = texts != self.bos
+        chart = self.charts(texts * words)
+        rows = torch.arange(len(texts), device=texts.device)
+        ended = texts[:, -1] == self.bos
+        return ended & (chart[rows, words.sum(1), 0] > 0)
+
     def charts(self, tokens):
         """The chart of many rows, a few at a time to save memory."""
         few = max(1, 2**21 // tokens.shape[1] ** 2)
         return torch.cat([self.grammar.chart(rows) for rows in tokens.split(few)])
+
+    def answer_spans(self, document):
+        """The sentence behind <bos>."""
+        return [(1, len(document.tokens))]
+
+    def is_right(self, document, span, answer):
+        """Whether it is any sentence of the grammar."""
+        return bool(self.parses(torch.tensor([answer])).item())
 
 
 # ---- 7. Capo: knowledge capacity -------------------------------------------
@@ -649,8 +910,16 @@ class Lano(Task):
 # choice: tokens in place of English.
 
 NAMES = {"first name": 400, "middle name": 400, "last name": 1000}  # how many there are of each
-FACTS = {"pronoun": 2, "month": 12, "day": 28, "year": 200, "birth city": 200, "university": 300,
-         "major": 100, "employer": 263}  # fmt: skip
+FACTS = {
+    "pronoun": 2,
+    "month": 12,
+    "day": 28,
+    "year": 200,
+    "birth city": 200,
+    "university": 300,
+    "major": 100,
+    "employer": 263,
+}
 PERSON = NAMES | FACTS
 COLUMNS = [*PERSON, "work city"]  # a person's tokens; the work city follows from the employer
 POSSIBLE_NAMES, POSSIBLE_FACTS = math.prod(NAMES.values()), math.prod(FACTS.values())
@@ -662,16 +931,25 @@ for fact in COLUMNS[7:]:
 
 class Capo(Task):
     meaning = "a life: names and values, by kind and number, and the words between them"
+    scores = {
+        "names": "share",
+        "facts": "share",
+        "bits": "bits",
+        "bits/param": "bits per parameter",
+    }
 
-    def __init__(self, N, exposures, **settings):
-        super().__init__(**settings)
+    def __init__(self, N=2000, exposures=100, block_size=139):
+        super().__init__(block_size)
         require_range("N", N, 1, POSSIBLE_NAMES // 50)
         require_range("exposures", exposures, 1)
         self.check_fits(len(BIOGRAPHY))
         self.N, self.exposures = N, exposures
-        values = [f"{kind}-{i}".replace(" ", "-") for kind in PERSON for i in range(PERSON[kind])]
-        self.vocabulary = ["", *values, *(f"word-{i}" for i in range(50)), "<bos>"]
-        self.first_word, self.bos = 1 + len(values), 1 + len(values) + 50
+        values = []
+        for kind, many in PERSON.items():
+            values += [f"{kind}-{i}".replace(" ", "-") for i in range(many)]
+        words = [f"word-{i}" for i in range(50)]
+        self.vocabulary = [""] + values + words + ["<bos>"]
+        self.first_word, self.bos = 1 + len(values), 1 + len(values) + len(words)
         # six sentences, ten wordings of each, three of 50 words in each, no two the same
         numbers = np.random.default_rng(0).choice(50**3, (6, 10, 1), replace=False)
         self.wordings = self.first_word + numbers // [50**2, 50, 1] % 50
@@ -688,13 +966,14 @@ class Capo(Task):
         for place, kind in enumerate(BIOGRAPHY):
             if kind in COLUMNS:
                 text[:, place] = draw_people(seed, self.N)[who, COLUMNS.index(kind)]
-        text[:, [kind == "word" for kind in BIOGRAPHY]] = words.reshape(len(who), -1)
+        is_word = [kind == "word" for kind in BIOGRAPHY]
+        text[:, is_word] = words.reshape(len(who), -1)
         return text
 
     def documents(self, rng, count):
         """Seed 0's people, to look at; `batch` draws for training."""
         lives = self.biographies(rng, 0, rng.integers(0, self.N, count)).tolist()
-        return [(tokens, [True] * len(tokens)) for tokens in lives]
+        return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
         """As in all tasks, but windows hold whole biographies, zeros behind, and everybody comes
@@ -706,6 +985,11 @@ class Capo(Task):
         tokens = lives.reshape(batch_size, -1)
         tokens = np.pad(tokens, [(0, 0), (0, self.block_size + 1 - tokens.shape[1])])
         return tokens, tokens > 0
+
+    def answer_spans(self, document):
+        """The first mention of each fact."""
+        places = [BIOGRAPHY.index(fact) for fact in COLUMNS if fact not in NAMES]
+        return [(place, place + 1) for place in sorted(places)]
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
@@ -719,14 +1003,15 @@ class Capo(Task):
         """
         rng = np.random.default_rng([seed, EVAL])
         lives = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
-        device, costs = next(model.parameters()).device, []
-        for rows in lives.to(device).split(self.training["batch_size"]):
+        costs = []
+        for rows in lives.to(device_of(model)).split(ROWS):
             logits = model(rows[:, :-1])[0].float()
             costs.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
         nats = torch.cat(costs).mean(0).cpu().numpy()  # of tokens 1, 2 ..
-        nats = nats[[BIOGRAPHY.index(kind) - 1 for kind in COLUMNS]]  # of each kind's first mention
-        names = max(0.0, 1 - float(nats[:3].sum()) / math.log(POSSIBLE_NAMES))
-        facts = max(0.0, 1 - float(nats[3:].sum()) / math.log(POSSIBLE_FACTS))
+        first_mentions = [BIOGRAPHY.index(kind) - 1 for kind in COLUMNS]
+        name_nats, fact_nats = np.split(nats[first_mentions], [len(NAMES)])
+        names = max(0.0, 1 - float(name_nats.sum()) / math.log(POSSIBLE_NAMES))
+        facts = max(0.0, 1 - float(fact_nats.sum()) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
         unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
         counts = model.parameter_counts()
@@ -738,7 +1023,7 @@ class Capo(Task):
 def draw_people(seed, N):
     """N people with different names: tokens, (N, 12) int64, in the order of COLUMNS."""
     rng = np.random.default_rng([seed, PEOPLE])
-    counts = np.array([*PERSON.values()])
+    counts = np.array(list(PERSON.values()))
     people = rng.integers(0, counts, (N, len(counts)))
     names = rng.choice(POSSIBLE_NAMES, N, replace=False)
     people[:, :3] = np.stack(np.unravel_index(names, counts[:3]), 1)
@@ -754,97 +1039,38 @@ def meeting_order(seed, epoch, N):
     return np.random.default_rng([seed, MEETINGS, epoch]).permutation(N)
 
 
-# ---- 8. The presets --------------------------------------------------------
-#
-# A preset scales task, model and training together: nano for two CPU cores and
-# minutes, small for one GPU and minutes (only Copy's is measured), paper for the
-# paper's numbers. A task of your own is one more entry of TASKS.
+# ---- 8. The table of tasks -------------------------------------------------
 
-
-def preset(model, steps, batch_size, lr, weight_decay=0.03, warmup=1000, schedule="cosine", **own):
-    """The task's own parameters, the model's, and those of training by AdamW."""
-    training = dict(betas=(0.9, 0.98), eps=1e-6, weight_decay=weight_decay, warmup=warmup,
-                    schedule=schedule, steps=steps, batch_size=batch_size, lr=lr)  # fmt: skip
-    return dict(**own, model=model, training=training)
-
-
-TINY = dict(n_layer=1, n_head=2, d_model=16)
-NANO = dict(n_layer=3, n_head=2, d_model=64)
-DEEP = dict(n_layer=5, n_head=4, d_model=64)
-SMALL = dict(n_layer=6, n_head=6, d_model=384)
-LARGE = dict(n_layer=12, n_head=12, d_model=768)
-TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
-TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
-
-DEPO1, DEPO2 = dict(V=50, word_len=(1, 2)), dict(V=3, word_len=(5, 7))
-DEPO0, BREVO2 = dict(word_len=(1, 1), separator=True), dict(V=4, word_len=(2, 4))
-
-TASKS = {
-    "copy": (Copy, {
-        "nano": preset(TINY, 2000, 32, 1e-2, warmup=200, N=64, block_size=129),
-        "small": preset(TINY, 3000, 32, 1e-2, N=200, block_size=401),
-        "paper": preset(TINY, 50_000, 32, 5e-3, N=500, block_size=1024),
-    }),
-    "depo0": (Depo, {
-        "nano": preset(DEEP, 24_000, 16, 5e-3, warmup=300, N=10, K=4, V=20, **DEPO0, block_size=71),
-        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, K=4, V=80, **DEPO0, block_size=320),
-        "paper": preset(LARGE, 87_500, 128, 1e-3, N=225, K=8, V=450, **DEPO0, block_size=2048),
-    }),
-    "depo1": (Depo, {
-        "nano": preset(NANO, 10_000, 32, 7e-3, warmup=300, N=5, K=2, **DEPO1, block_size=52),
-        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, K=4, **DEPO1, block_size=320),
-        "paper": preset(LARGE, 87_500, 128, 1e-3, N=225, K=8, **DEPO1, block_size=2048),
-    }),
-    "depo2": (Depo, {
-        "nano": preset(NANO, 5000, 16, 5e-3, warmup=100, N=5, K=2, **DEPO2, block_size=152),
-        "small": preset(SMALL, 20_000, 128, 1e-3, N=25, K=4, **DEPO2, block_size=512),
-        "paper": preset(LARGE, 100_000, 128, 1e-3, N=75, K=16, **DEPO2, block_size=2048),
-    }),
-    "brevo1": (Brevo, {
-        "nano": preset(NANO, 2000, 32, 5e-3, warmup=300, N=10, block_size=96),
-        "small": preset(SMALL, 20_000, 128, 1e-3, N=40, block_size=384),
-        "paper": preset(LARGE, 100_000, 256, 1e-3, N=70, block_size=1024),
-    }),
-    "brevo2": (Brevo, {
-        "nano": preset(NANO, 5000, 32, 5e-3, warmup=300, N=5, **BREVO2, block_size=107),
-        "small": preset(SMALL, 20_000, 128, 1e-3, N=20, **BREVO2, block_size=647),
-        "paper": preset(LARGE, 200_000, 192, 1e-3, N=30, **BREVO2, block_size=1536),
-    }),
-    "mano": (Mano, {
-        "nano": preset(NANO, 5000, 32, 3e-3, 0.1, warmup=300, L=2, block_size=128),
-        "small": preset(SMALL, 20_000, 128, 5e-4, 0.1, L=8, block_size=256),
-        "paper": preset(LARGE, 80_000, 64, 3e-4, 0.1, L=10, block_size=1024),
-    }),
-    "lano": (Lano, {
-        "nano": preset(NANO, 2000, 32, 5e-3, 0.1, warmup=300, cfg="cfg3f", root=17, block_size=128),
-        "small": preset(SMALL, 20_000, 96, 1e-3, 0.1, cfg="cfg3f", root=None, block_size=512),
-        "paper": preset(LARGE, 100_000, 96, 5e-4, 0.1, warmup=0, schedule="linear",
-                        cfg="cfg3f", root=None, block_size=512),
-    }),
-    "capo": (Capo, {  # the steps follow from the exposures
-        "nano": preset(TIED_NANO, None, 16, 5e-3, 0.01, 300, N=2000, exposures=100, block_size=139),
-        "small": preset(TIED, None, 48, 2e-3, 0.01, N=50_000, exposures=100, block_size=512),
-        "paper": preset(TIED, None, 12, 1e-3, 0.01, N=50_000, exposures=100, block_size=512),
-    }),
-}  # fmt: skip
+TASKS = {  # a task of your own is one more entry
+    "copy": Copy,
+    "depo0": Depo0,
+    "depo1": Depo1,
+    "depo2": Depo2,
+    "brevo1": Brevo1,
+    "brevo2": Brevo2,
+    "mano": Mano,
+    "lano": Lano,
+    "capo": Capo,
+}
 ALIASES = {"depo": "depo1", "brevo": "brevo1"}
 
 
-def make_task(name, preset="nano", **overrides):
-    """A Task at the scale of a preset; overrides are parameters, such as N, in place of the
-    preset's. ValueError if something is unknown or does not fit."""
+def make_task(name, **parameters):
+    """A task; parameters, such as N, replace the defaults of its constructor.
+
+    ValueError names what is unknown or does not fit, its value, and what is allowed.
+    """
     name = ALIASES.get(name, name)
     require(name in TASKS, "task", name, f"allowed: {', '.join([*TASKS, *ALIASES])}")
-    task_class, presets = TASKS[name]
-    require(preset in presets, "preset", preset, f"allowed: {', '.join(presets)}")
-    parameters = dict(presets[preset])
-    model, training = parameters.pop("model"), dict(parameters.pop("training"))
-    for field, value in overrides.items():
-        own = f"{name} has no such parameter; it has {', '.join(sorted(parameters))}"
-        require(field in parameters, field, value, own)
-    parameters |= overrides
-    task = task_class(model=model, training=training, **parameters)
-    task.name, task.settings = name, {"name": name, **parameters}
+    constructor = inspect.signature(TASKS[name])
+    for field, value in parameters.items():
+        known = ", ".join(constructor.parameters)
+        reason = f"{name} has no such parameter; it has {known}"
+        require(field in constructor.parameters, field, value, reason)
+    arguments = constructor.bind(**parameters)
+    arguments.apply_defaults()
+    task = TASKS[name](**arguments.arguments)
+    task.name, task.settings = name, {"name": name, **arguments.arguments}
     return task
 
 
@@ -859,47 +1085,47 @@ def require_range(field, value, least, most=10**6):
 
 def powers_of_two(most):
     """1, 2, 4 .. and most."""
-    return sorted({2**i for i in range(most.bit_length())} | {most})
+    powers = [2**i for i in range(most.bit_length())]
+    return powers if most in powers else [*powers, most]
 
 
-NO_SHARES = {"KL": ".3f", "bits": ",.0f", "bits/param": ".3f",
-             "hops mastered": ".0f", "steps to k=1": ",.0f"}  # all other scores are shares
-
-
-def score_text(score, value):
-    """In print: "97%", "0.123". "capo: bits" is Capo's bits."""
-    usual = ".0%" if 0 <= value <= 1 else ".3g"
-    return format(value, NO_SHARES.get(score.split(": ")[-1], usual))
-
-
-def is_share(score, value):
-    """Whether it prints as a percentage."""
-    return score_text(score, value).endswith("%")
+def score_text(value, unit):
+    """A score in print, by its unit: "97%", "0.123", "1,234"."""
+    if unit == "share":
+        return f"{value:.0%}"
+    if unit == "bits":
+        return f"{value:,.0f}"
+    if unit is not None and unit.startswith(("bits", "nats")):
+        return f"{value:.3f}"
+    return f"{value:.4g}"
 
 
 # ---- 9. An example of each:   python tasks.py depo -------------------------
 
 
-def printed(task, tokens, mask):
-    """A document, or a window, in words, its targets in [brackets]."""
-    text = ""
-    for target, run in itertools.groupby(zip(tokens, mask), key=lambda pair: pair[1]):
-        words = " ".join(task.vocabulary[token] for token, _ in run).replace(". ", ".")
-        text += f"[{words}] " if target else f"{words} "
-    return text
+def printed(task, document):
+    """A document in words, its targets in [brackets]."""
+    text, shown = "", 0
+    for start, end in document.targets:
+        if start > shown:
+            text += f"{task.decode(document.tokens[shown:start])} "
+        text += f"[{task.decode(document.tokens[start:end])}] "
+        shown = end
+    return text + task.decode(document.tokens[shown:])
 
 
 def main(arguments):
     try:
-        require(len(arguments) in (1, 2), "arguments", arguments, "wanted: TASK [PRESET]")
-        task = make_task(*arguments)
+        if len(arguments) != 1:
+            raise ValueError(f"usage: python tasks.py TASK, one of {', '.join(TASKS)}")
+        task = make_task(arguments[0])
     except ValueError as error:
         print(f"tasks.py: {error}", file=sys.stderr)
         raise SystemExit(2)
-    _, *settings = (f"{field} = {value}" for field, value in task.settings.items())
+    settings = [f"{field} = {value}" for field, value in task.settings.items() if field != "name"]
     print(f"{task.name}: {', '.join(settings)}; {task.vocab_size} tokens\n")
-    [document] = task.documents(np.random.default_rng(0), 1)
-    print(textwrap.fill(printed(task, *document), 96, break_on_hyphens=False))
+    (document,) = task.documents(np.random.default_rng(0), 1)
+    print(textwrap.fill(printed(task, document), 96, break_on_hyphens=False))
     print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]; dots join a word's tokens")
 
 

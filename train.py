@@ -1,11 +1,8 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Reading order: 1 the command line; 2 the run folder; 3 data, optimizer, learning rate; 4 one step;
-5 the run, in the order of events. It leaves in out/<run>/
-
-    config.json     what it takes to repeat the run
-    metrics.jsonl   the log: a line every 20 steps, with scores at evaluations; what the run cost
-    ckpt.pt         model, optimizer and log, for --resume
+Reading order: 1 recipes and presets; 2 the command line; 3 data, optimizer, learning rate; 4 one
+step; 5 the run, in the order of events; 6 what it costs and how it ends. A run leaves config.json,
+metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -13,23 +10,24 @@ On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 import argparse
 import contextlib
 import dataclasses
-import io
 import json
 import math
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
 import signal
+import statistics
 import sys
 import sysconfig
 import time
-import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # OpenMP's idle threads soon leave their core
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if it comes during imports
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C comes during imports
 
 import numpy as np
 import torch
@@ -39,246 +37,467 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
 from kernels import gpu_has_bfloat16
+from runs import RECIPE, Run, RunError
+from sample import answered
 from tasks import ALIASES, TASKS, make_task, score_text
 
 STOP = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows: no HUP
-RANK = int(os.environ.get("RANK", 0))  # by torchrun: which process of how many
-WORLD = int(os.environ.get("WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK", 0))  # torchrun sets both: which process this is,
+WORLD = int(os.environ.get("WORLD_SIZE", 1))  # and of how many
 
-# ---- 1. The command line ---------------------------------------------------
+# ---- 1. Recipes and presets ------------------------------------------------
+#
+# A recipe is everything that makes a run what it is. A preset scales a task, its model and the
+# training together: `nano` for two CPU cores and minutes, `small` for one GPU and minutes (only
+# Copy's is measured), `paper` for the paper's own numbers.
+
+
+@dataclass
+class Training:
+    """How long, on how much, and the settings of AdamW."""
+
+    steps: int | None  # None: Capo's follow from its exposures
+    batch_size: int  # windows per step
+    lr: float  # the peak of the learning rate
+    warmup: int = 1000  # steps until it is reached
+    schedule: str = "cosine"  # after that, to a tenth; or "linear", to zero
+    weight_decay: float = 0.03  # of matrices only
+    betas: tuple = (0.9, 0.98)
+    eps: float = 1e-6
+
+    def __post_init__(self):
+        self.betas = tuple(self.betas)
+        if self.steps is not None:
+            require_between("steps", self.steps, 1, 10**8)
+        require_between("batch_size", self.batch_size, 1, 10**5)
+        require_between("lr", self.lr, 1e-12, 1e6)
+        require_between("warmup", self.warmup, 0, 10**8)
+        require_between("weight_decay", self.weight_decay, 0, 1e6)
+        if self.schedule not in ("cosine", "linear"):
+            raise ValueError(f"schedule = {self.schedule!r}: allowed: cosine, linear")
+
+
+@dataclass
+class Recipe:
+    """What config.json holds, and --config takes back."""
+
+    preset: str
+    task: dict  # its name, and all its parameters
+    model: dict  # the fields of canon_gpt.Config
+    training: Training
+    dtype: str  # float32 or bfloat16
+    seed: int
+    eval_size: int  # instances scored in an evaluation
+
+    def __post_init__(self):
+        require_between("seed", self.seed, 0, 2**32 - 1)
+        require_between("eval_size", self.eval_size, 1, 10**5)
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
+
+    def as_dict(self):
+        """As JSON gives it back: tuples are lists."""
+        whole = dataclasses.asdict(self)
+        return json.loads(json.dumps({part: whole[part] for part in RECIPE}))
+
+
+def require_between(field, value, low, high):
+    if not low <= value <= high:
+        raise ValueError(f"{field} = {value}: allowed: {low:,} to {high:,}")
+
+
+TINY = dict(n_layer=1, n_head=2, d_model=16)
+NANO = dict(n_layer=3, n_head=2, d_model=64)
+DEEP = dict(n_layer=5, n_head=4, d_model=64)
+SMALL = dict(n_layer=6, n_head=6, d_model=384)
+LARGE = dict(n_layer=12, n_head=12, d_model=768)
+TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
+TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
+
+
+def preset(model, steps, batch_size, lr, warmup=1000, weight_decay=0.03, schedule="cosine", **task):
+    """The rest are the task's parameters; those not named keep the task's own defaults."""
+    training = dict(
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        schedule=schedule,
+    )
+    return {"task": task, "model": model, "training": training}
+
+
+# fmt: off
+PRESETS = {
+    "nano": {  # the tasks' own defaults have this size
+        "copy": preset(TINY, steps=2000, batch_size=32, lr=1e-2, warmup=200),
+        "depo0": preset(DEEP, steps=24_000, batch_size=16, lr=5e-3, warmup=300),
+        "depo1": preset(NANO, steps=10_000, batch_size=32, lr=7e-3, warmup=300),
+        "depo2": preset(NANO, steps=5000, batch_size=16, lr=5e-3, warmup=100),
+        "brevo1": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300),
+        "brevo2": preset(NANO, steps=5000, batch_size=32, lr=5e-3, warmup=300),
+        "mano": preset(NANO, steps=5000, batch_size=32, lr=3e-3, warmup=300, weight_decay=0.1),
+        "lano": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1),
+        "capo": preset(TIED_NANO, steps=None, batch_size=16, lr=5e-3, warmup=300,
+                       weight_decay=0.01),
+    },
+    "small": {
+        "copy": preset(TINY, steps=3000, batch_size=32, lr=1e-2, N=200, block_size=401),
+        "depo0": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3,
+                        N=40, K=4, V=80, block_size=320),
+        "depo1": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=40, K=4, block_size=320),
+        "depo2": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=25, K=4, block_size=512),
+        "brevo1": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=40, block_size=384),
+        "brevo2": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=20, block_size=647),
+        "mano": preset(SMALL, steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1,
+                       L=8, block_size=256),
+        "lano": preset(SMALL, steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1,
+                       root=None, block_size=512),
+        "capo": preset(TIED, steps=None, batch_size=48, lr=2e-3, weight_decay=0.01,
+                       N=50_000, block_size=512),
+    },
+    "paper": {
+        "copy": preset(TINY, steps=50_000, batch_size=32, lr=5e-3, N=500, block_size=1024),
+        "depo0": preset(LARGE, steps=87_500, batch_size=128, lr=1e-3,
+                        N=225, K=8, V=450, block_size=2048),
+        "depo1": preset(LARGE, steps=87_500, batch_size=128, lr=1e-3, N=225, K=8, block_size=2048),
+        "depo2": preset(LARGE, steps=100_000, batch_size=128, lr=1e-3, N=75, K=16, block_size=2048),
+        "brevo1": preset(LARGE, steps=100_000, batch_size=256, lr=1e-3, N=70, block_size=1024),
+        "brevo2": preset(LARGE, steps=200_000, batch_size=192, lr=1e-3, N=30, block_size=1536),
+        "mano": preset(LARGE, steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1,
+                       L=10, block_size=1024),
+        "lano": preset(LARGE, steps=100_000, batch_size=96, lr=5e-4, warmup=0, weight_decay=0.1,
+                       schedule="linear", root=None, block_size=512),
+        "capo": preset(TIED, steps=None, batch_size=12, lr=1e-3, weight_decay=0.01,
+                       N=50_000, block_size=512),
+    },
+}
+OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
+    "nano": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300),
+    "small": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3),
+    "paper": preset(LARGE, steps=100_000, batch_size=128, lr=1e-3),
+}
+# fmt: on
+
+
+def preset_parts(preset, task_name):
+    """{"task": .., "model": .., "training": ..} of a preset. ValueError if there is no such one."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset = {preset!r}: allowed: {', '.join(PRESETS)}")
+    parts = PRESETS[preset].get(task_name, OWN_TASK[preset])
+    return {**parts, "task": {"name": task_name, **parts["task"]}}
+
+
+def make_recipe(parts, preset, dtype, seed=0, eval_size=512):
+    """A recipe in which every parameter has its value. ValueError for what does not fit."""
+    task = make_task(**parts["task"])
+    training = Training(**parts["training"])
+    if training.steps is None:  # Capo's follow from its exposures
+        training.steps = task.steps(training.batch_size)
+    sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
+    config = Config(**{**parts["model"], **sizes})
+    return Recipe(preset, task.settings, vars(config), training, dtype, seed, eval_size)
+
+
+def recipe_in_words(recipe):
+    """Three lines: what the task, the model and the training are."""
+    task = [f"{field} {value}" for field, value in recipe.task.items() if field != "name"]
+    model, training = recipe.model, recipe.training
+    layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''}"
+    width = f"{model['d_model']} dims, {model['n_head']} heads"
+    positions = model["pos"] if Config(**model).has_attention else "no positions"
+    canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
+    schedule = f"{training.schedule} decay after {training.warmup:,} steps of warm-up"
+    return [
+        f"{recipe.task['name']}: {', '.join(task)}",
+        f"{layers} of {model['mixer']}, {width}, {positions}, {canon}",
+        f"{training.steps:,} steps of {training.batch_size} windows, "
+        f"learning rate {training.lr:g}, {schedule}",
+    ]
+
+
+def run_name(recipe, usual_dtype):
+    """Task, preset, mixer, positions, Canon points, what differs from the preset, seed."""
+    task_name, model = recipe.task["name"], recipe.model
+    parts = preset_parts(recipe.preset, task_name)
+    usual_task = make_task(**parts["task"]).settings
+    parts["task"] = recipe.task  # the usual number of steps may follow from it
+    always_named = {field: model[field] for field in ("mixer", "pos", "canon")}
+    parts["model"] = {**parts["model"], **always_named}
+    usual = make_recipe(parts, recipe.preset, usual_dtype)
+
+    words = [task_name, recipe.preset]
+    if model["mixer"] != "attention":
+        words.append(model["mixer"].replace(",", "-"))
+    if Config(**model).has_attention:
+        words.append(model["pos"])
+    words.append(model["canon"] or "bare")
+    words += differences(recipe.task, usual_task)
+    words += differences(model, usual.model)
+    words += differences(vars(recipe.training), vars(usual.training))
+    words += differences({"dtype": recipe.dtype}, {"dtype": usual_dtype})
+    words.append(f"s{recipe.seed}")
+    return "_".join(words)
+
+
+def differences(mine, usual):
+    """["lr=0.003", "canon-frozen", "no-canon-residual"]: the fields with unusual values."""
+    found = []
+    for field, value in mine.items():
+        name = field.replace("_", "-")
+        if value == usual[field]:
+            continue
+        if value is True:
+            found.append(name)
+        elif value is False:
+            found.append(f"no-{name}")
+        elif isinstance(value, (list, tuple)):
+            found.append(f"{name}={'-'.join(map(str, value))}")
+        else:
+            found.append(f"{name}={value}")
+    return found
+
+
+# ---- 2. The command line ---------------------------------------------------
+
+
+@dataclass
+class Options:
+    """Where and how to run: nothing here changes what is learnt."""
+
+    device: str
+    out: Path
+    compile: bool
+    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
+    workers: int  # processes that draw data; with 0 the training process draws it
+    eval_every: int  # steps
+    grad_accum: int  # parts of a batch
+    resume: bool
 
 
 def end(message, status=2):
     """End the program with one line. Status 2 means bad input."""
     if RANK == 0:
-        print("train.py:", *str(message)[:500].split(), file=sys.stderr)
+        text = " ".join(str(message).split())
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
+            print("train.py:", text[:500], file=sys.stderr)
     raise SystemExit(status)
 
 
-def between(low, high, kind=int):
-    """{"type": ..} for argparse: the numbers from low to high."""
-
-    def read(text):
-        with contextlib.suppress(ValueError):
-            if low <= (value := kind(text)) <= high:
-                return value
-        raise argparse.ArgumentTypeError(f"{text}: allowed: {low:,} to {high:,}")
-
-    return {"type": read}
-
-
-def parse_arguments(argv):
-    parser = argparse.ArgumentParser(description="Train one model on one task.", allow_abbrev=False)
+def make_parser():
+    parser = argparse.ArgumentParser(
+        description="Train one model on one task. What is left out is as the preset sets it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.error = end
+    on_off = argparse.BooleanOptionalAction
 
-    def add(options, **flags):
-        for name, text in flags.items():
-            group.add_argument("--" + name.replace("_", "-"), help=text, **options)
+    add = parser.add_argument_group("task").add_argument
+    add("--task", help=", ".join([*TASKS, *ALIASES]))
+    add("--preset", help="nano: two CPU cores (the default); small: one GPU (on CUDA); paper")
+    add(
+        "--config", type=Path, help="repeat the recipe in a run's config.json, in place of a preset"
+    )
+    add("--N", type=int, help="numbers to copy; nodes of a graph; people")
+    add("--K", type=int, help="depo: most hops of a question")
+    add("--V", type=int, help="depo, brevo2: letters that words are made of")
+    add("--word-len", type=int, nargs=2, help="depo, brevo2: least and most letters of a word")
+    add("--L", type=int, help="mano: most operators")
+    add("--cfg", help="lano: the grammar, such as cfg3f")
+    add("--root", type=int, help="lano: the symbol that sentences grow from")
+    add("--exposures", type=int, help="capo: how often each person is met; sets --steps")
+    add("--block-size", type=int, help="context, in tokens")
 
-    integer, count, switch = {"type": int}, between(1, 10**7), {"action": "store_true"}
-    yes_no = {"action": argparse.BooleanOptionalAction}
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    devices = ["cuda"] * has_cuda + ["mps"] * has_mps + ["cpu"]
+    add = parser.add_argument_group("model").add_argument
+    add("--mixer", help=f"{', '.join(MIXERS)}; or a pattern over the layers: gdn,attention")
+    add("--pos", help=f"positions: {', '.join(POSITIONS)}")
+    add("--canon", help="the points that get a Canon layer: any of the letters abcd")
+    add("--mlp", help=", ".join(MLPS))
+    add("--n-layer", type=int, help="blocks")
+    add("--n-head", type=int, help="heads of attention")
+    add("--d-model", type=int, help="width")
+    add("--canon-type", help=", ".join(CANONS))
+    add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
+    no = {"dest": "canon_residual", "action": "store_false", "default": None}
+    add("--canon-no-residual", **no, help="Canon layers without their residual")
+    yes = {"action": "store_true", "default": None}
+    add("--canon-silu", **yes, help="apply SiLU after the Canon layer")
+    add("--canon-frozen", **yes, help="Canon layers keep their random initial weights")
+    add("--short-conv", action=on_off, help="a linear mixer's own convolution (default: on with "
+        "mamba2 and gdn, where there is no Canon-B)")  # fmt: skip
+    add("--tie-embeddings", action=on_off, help="one matrix for embedding and head")
 
-    group = parser.add_argument_group("task")
-    add({"required": True}, task=", ".join([*TASKS, *ALIASES]))
-    add({}, preset="nano (two CPU cores, minutes), small (one GPU; the default there), or paper",
-        cfg="lano: the grammar, such as cfg3f")
-    add(integer, N="numbers to copy, nodes of a graph, people",
-        K="depo: most hops of a question", V="depo, brevo2: letters to spell with",
-        L="mano: most operators", root="lano: where sentences grow from",
-        exposures="capo: times each person is met; sets --steps",
-        block_size="context, in tokens")
-    add({**integer, "nargs": 2}, word_len="depo, brevo2: least and most letters of a word")
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=int, help="batches to train on")
+    add("--batch-size", type=int, help="windows per step")
+    add("--lr", type=float, help="peak learning rate")
+    add("--warmup", type=int, help="steps until the learning rate peaks")
+    add("--schedule", help="after warm-up: cosine decay to a tenth of the peak, or linear to zero")
+    add("--weight-decay", type=float, help="of matrices")
+    add("--seed", type=int, help="default: 0")
+    add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
+    add("--eval-size", type=int, help="instances scored in an evaluation (default: 512)")
 
-    group = parser.add_argument_group("model (the first choice is the default)")
-    add({}, mixer=f"{', '.join(MIXERS)}, or a list for the layers: gdn,gla",
-        pos=", ".join(POSITIONS), canon="where Canon layers sit: any of the letters abcd")
-    add({"default": Config.mlp}, mlp=", ".join(MLPS))
-    add({"default": Config.canon_type}, canon_type=", ".join(CANONS))
-    add({"default": Config.canon_kernel, **integer}, canon_kernel="2 to 8 tokens (default: 4)")
-    add(switch, canon_no_residual="Canon without its residual", canon_silu="SiLU behind Canon",
-        canon_frozen="Canon keeps its random initial weights")
-    add(yes_no, short_conv="linear mixers' own (default: on with mamba2 or gdn, without Canon-B)",
-        tie_embeddings="one matrix for embedding and head")
-    add(integer, n_layer="blocks", n_head="attention heads", d_model="width")
+    add = parser.add_argument_group("run").add_argument
+    add("--device", help=f"default here: {devices()[0]}")
+    add("--out", help="the run's folder (default: out/ and a name made of the choices above)")
+    add("--resume", action="store_true", help="go on from ckpt.pt")
+    add("--compile", action=on_off, help="torch.compile (default: where it works)")
+    add("--workers", type=int, help="processes that draw data (default: 4 on CUDA, else 0)")
+    add("--eval-every", type=int, help="steps between evaluations (default: a 20th of all)")
+    add("--grad-accum", type=int, default=1, help="parts of a batch: less memory, same training")
+    return parser
 
-    group = parser.add_argument_group("training")
-    add(count, steps="batches to train on", batch_size="windows a step")
-    add(between(1e-12, 1e12, float), lr="peak learning rate")
-    add(between(0, 10**7), warmup="steps until the learning rate peaks")
-    add({"choices": ("cosine", "linear")}, schedule="then: cosine to a tenth, linear to 0")
-    add(between(0, 1e12, float), weight_decay="of matrices")
-    add({"default": 0, **between(0, 2**32 - 1)}, seed="default: 0")
-    add({"choices": ("float32", "bfloat16")}, dtype="default: bfloat16 on GPUs that have it")
 
-    group = parser.add_argument_group("run")
-    add({"choices": devices, "default": devices[0]}, device="default: the first choice")
-    add({}, out="the run's folder (default: out/ and the choices above)")
-    add(yes_no, compile="torch.compile (default: where it works)")
-    add(between(0, 64), workers="processes that draw data (default: 4 on CUDA, else 0)")
-    add(count, eval_every="steps between evaluations (default: a 20th of all)")
-    add({"default": 512, **count}, eval_size="instances scored (default: 512)")
-    add({"default": 1, **count}, grad_accum="parts of a batch: the same training in less memory")
-    add(switch, resume="go on from ckpt.pt")
+TASK_FLAGS = ("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size")
+MODEL_FLAGS = (
+    *("mixer", "pos", "canon", "mlp", "n_layer", "n_head", "d_model", "short_conv"),
+    *("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"),
+    "tie_embeddings",
+)
+TRAINING_FLAGS = ("steps", "batch_size", "lr", "warmup", "schedule", "weight_decay")
 
+
+def read_command_line(argv):
+    """(options, recipe), checked. Nothing is written before."""
+    parser = make_parser()
+    if "--help" in argv or "-h" in argv:
+        parser.epilog = presets_in_words()
     args = parser.parse_args(argv)
-    args.chosen = {k: v for k, v in vars(args).items() if v != parser.get_default(k)}
-    return args
-
-
-def prepare(argv):
-    """The command line, checked: args, task, model configuration, training settings."""
-    args = parse_arguments(argv)
-    cuda = args.device == "cuda"
-    args.preset = args.preset or ("small" if cuda else "nano")
-    native = cuda and gpu_has_bfloat16()
-    if args.dtype == "bfloat16" and cuda and not native:
-        end("dtype = bfloat16: this GPU has only float32")
-    args.dtype = args.dtype or ("bfloat16" if native else "float32")
-    compiles = cuda or (args.device == "cpu" and can_compile_on_cpu())
-    if args.compile and not compiles:
-        end("--compile needs CUDA, or PyTorch 2.7, a C++ compiler and Python's headers")
-    args.compile = compiles if args.compile is None else args.compile
-
-    def chosen(*fields):
-        return {field: args.chosen[field] for field in fields if field in args.chosen}
-
     try:
-        own = chosen("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size")
-        task = make_task(args.task, args.preset, **own)
-        training = task.training
-        training.update(chosen(*training))
-        if training["steps"] is None:  # Capo's follow from its exposures
-            training["steps"] = task.steps(training["batch_size"])
-        model = {**task.model, **chosen(*Config.__dataclass_fields__)}
-        model.update(vocab_size=task.vocab_size, block_size=task.block_size)
-        config = Config(**model, canon_residual=not args.canon_no_residual)
+        options = read_options(args)
+        recipe, usual_dtype = read_recipe(args, options.device)
+        parts = WORLD * options.grad_accum
+        if recipe.training.batch_size % parts != 0:
+            size = recipe.training.batch_size
+            raise ValueError(f"batch_size = {size}: must be a multiple of {parts}")
+        if args.out is None:
+            options.out = Path("out", run_name(recipe, usual_dtype))
+        if args.eval_every is None:
+            options.eval_every = max(1, recipe.training.steps // 20)
     except ValueError as error:
         end(error)
-    if args.steps and args.exposures:
-        end(f"steps = {args.steps}: exposures sets them; leave one out")
-    if args.n_head and not config.has_attention:
-        end(f"n_head = {args.n_head}: {config.mixer} has its own")
-    if training["batch_size"] % (parts := WORLD * args.grad_accum):
-        end(f"batch_size = {training['batch_size']}: must be a multiple of {parts}")
+    return options, recipe
+
+
+def read_options(args):
+    device = args.device or devices()[0]
+    if device not in devices():
+        raise ValueError(f"device = {device!r}: allowed: {', '.join(devices())}")
+    can_compile = device == "cuda" or (device == "cpu" and can_compile_on_cpu())
+    if args.compile and not can_compile:
+        raise ValueError("--compile needs CUDA, or PyTorch 2.7, a C++ compiler, Python's headers")
     if args.out == "":
-        end("out = '': name a folder")
-    args.out = Path(args.out or Path("out", run_name(args, task, config)))
-    return args, task, config, training
+        raise ValueError("out = '': name a folder")
+    workers = args.workers
+    if workers is None:
+        workers = 4 if device == "cuda" else 0
+    require_between("workers", workers, 0, 64)
+    require_between("grad_accum", args.grad_accum, 1, 10**5)
+    if args.eval_every is not None:
+        require_between("eval_every", args.eval_every, 1, 10**8)
+    return Options(
+        device=device,
+        out=Path(args.out or "out"),
+        compile=can_compile if args.compile is None else args.compile,
+        must_compile=args.compile is True,
+        workers=workers,
+        eval_every=args.eval_every,
+        grad_accum=args.grad_accum,
+        resume=args.resume,
+    )
+
+
+def read_recipe(args, device):
+    """The recipe of the preset or of --config, with the flags in place; and the usual dtype."""
+    has_bfloat16 = device == "cuda" and gpu_has_bfloat16()
+    usual_dtype = "bfloat16" if has_bfloat16 else "float32"
+    if args.config is None:
+        if args.task is None:
+            raise ValueError(f"--task is required: {', '.join([*TASKS, *ALIASES])}")
+        preset = args.preset
+        if preset is None:
+            preset = "small" if device == "cuda" else "nano"
+        parts = preset_parts(preset, ALIASES.get(args.task, args.task))
+        rest = {"dtype": usual_dtype, "seed": 0, "eval_size": 512}
+    else:
+        if args.task or args.preset is not None:
+            raise ValueError(f"config = {args.config}: it sets --task and --preset")
+        parts = read_config(args.config)
+        preset = parts["preset"]
+        rest = {field: parts[field] for field in ("dtype", "seed", "eval_size")}
+
+    parts["task"] = {**parts["task"], **given(args, TASK_FLAGS)}
+    parts["model"] = {**parts["model"], **given(args, MODEL_FLAGS)}
+    parts["training"] = {**parts["training"], **given(args, TRAINING_FLAGS)}
+    if args.exposures is not None:
+        if args.steps is not None:
+            raise ValueError(f"steps = {args.steps}: exposures sets them; leave one out")
+        parts["training"]["steps"] = None
+    rest.update(given(args, ("dtype", "seed", "eval_size")))
+    recipe = make_recipe(parts, preset, **rest)
+    if args.n_head is not None and not Config(**recipe.model).has_attention:
+        raise ValueError(f"n_head = {args.n_head}: {recipe.model['mixer']} has its own")
+    if recipe.dtype == "bfloat16" and device == "cuda" and not has_bfloat16:
+        raise ValueError("dtype = bfloat16: this GPU has only float32")
+    return recipe, usual_dtype
+
+
+def given(args, fields):
+    """{field: value} of the flags that the command line has."""
+    return {field: vars(args)[field] for field in fields if vars(args)[field] is not None}
+
+
+def read_config(path):
+    try:
+        config = json.loads(path.read_text())
+        recipe = {part: config[part] for part in ("preset", *RECIPE)}
+        make_recipe(recipe, *(recipe[part] for part in ("preset", "dtype", "seed", "eval_size")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"config = {path}: holds no recipe: {error!r}") from None
+    return recipe
+
+
+def presets_in_words():
+    """For --help."""
+    lines = []
+    for preset, tasks in PRESETS.items():
+        lines.append(f"{preset} sets:")
+        for name in tasks:
+            recipe = make_recipe(preset_parts(preset, name), preset, "float32")
+            lines += [f"  {line}" for line in recipe_in_words(recipe)]
+    return "\n".join(lines)
+
+
+def devices():
+    """Those that are here, the default first."""
+    found = ["cpu"]
+    if torch.backends.mps.is_available():
+        found.insert(0, "mps")
+    if torch.cuda.is_available():
+        found.insert(0, "cuda")
+    return found
 
 
 def can_compile_on_cpu():
     """PyTorch 2.6 does not count: gcc 12 miscompiles the C++ that it writes."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    return torch.__version__ >= (2, 7) and header.exists() and bool(compiler)
-
-
-def device_name(device):
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{device}, {torch.get_num_threads()} threads"
-
-
-# ---- 2. The run folder -----------------------------------------------------
-
-
-def run_name(args, task, config):
-    """Task, preset, mixer, positions, Canon points, what else was chosen, seed."""
-    mixer = "" if config.mixer == "attention" else config.mixer
-    pos = config.pos if config.has_attention else ""
-    parts = [task.name, args.preset, mixer, pos, config.canon or "bare"]
-    named = {*task.settings, *task.training, *vars(config), "canon_no_residual", "dtype"}
-    for field, value in args.chosen.items():
-        if field in named - {"mixer", "pos", "canon"}:
-            name, value = field.replace("_", "-"), str(value).strip("[]").replace(", ", "-")
-            parts.append({"True": name, "False": f"no-{name}"}.get(value, f"{name}={value}"))
-    return "_".join(filter(None, parts)).replace(",", "-") + f"_s{args.seed}"
-
-
-def recipe_of(args, task, config, training):
-    """What makes a run what it is, and what --resume must find again."""
-    recipe = {"task": task.settings, "model": vars(config), "training": training,
-              "dtype": args.dtype, "seed": args.seed, "eval_size": args.eval_size}
-    return json.loads(json.dumps(recipe))  # as it comes back from a file: tuples are lists
-
-
-def steps_done(out):
-    """How many steps a run has logged, and whether it is finished."""
-    try:
-        last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-        return last["step"], "final" in last
-    except Exception:  # no log yet, or a damaged one
-        return 0, False
-
-
-def write_atomically(path, data):
-    """After a crash the file is whole, old or new. Only the first process writes."""
-    if RANK > 0:
-        return
-    fresh = path.with_name(path.name + ".new")
-    try:
-        fresh.write_bytes(data)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def run_folder(out, resume, about):
-    """Write config.json, and hold a lock on it that keeps other processes out of the folder.
-
-    A run without a checkpoint has not begun, so it may start again.
-    """
-    begun = (out / "ckpt.pt").exists()
-    if resume and not begun:
-        end(f"--resume: {out} has no ckpt.pt")
-    if not resume and out.exists() and set(os.listdir(out)) - {"config.json", "ckpt.pt.new"}:
-        end(f"{out} is not empty: {'--resume goes on with it, or ' * begun}choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / "config.json", "a") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system drops it with the process
-        except BlockingIOError:
-            end(f"{out} is in use by another process")
-        except (ImportError, OSError):  # Windows, or a file system without locks
-            pass
-        if not (resume and file.tell()):
-            file.truncate(0)
-            print(json.dumps(about, indent=1), file=file, flush=True)
-        yield
-
-
-def load(path, recipe, model, optimizer):
-    """Set model and optimizer back to the checkpoint. Returns its step, log and seconds."""
-    try:
-        if wrong := zipfile.ZipFile(path).testzip():  # what torch.save writes has checksums
-            raise ValueError(f"{wrong} has another checksum")
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        old, new = (json.dumps(r, indent=1).splitlines() for r in (saved["recipe"], recipe))
-        if old != new:
-            other = " ".join(line for line in new if line not in old)
-            end(f"--resume: {path} has another configuration, not {other}")
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        return saved["step"], saved["log"], saved["seconds"]
-    except Exception as error:  # whatever a damaged file leads to
-        end(f"--resume: {path} is damaged: {error}")
+    return torch.__version__ >= (2, 7) and header.exists() and compiler is not None
 
 
 # ---- 3. Data, optimizer, learning rate -------------------------------------
 
 
-@dataclasses.dataclass
-class Stream:
-    """The task's batches, by step, for PyTorch's loader.
+@dataclass
+class Batches:
+    """The task's batches by step, for PyTorch's loader.
 
-    Each process computes its rows of a batch in grad_accum parts. A part's loss is the mean over
-    its own targets, the batch's over all: so a part counts by its share of the targets, times
-    WORLD, as the processes' gradients are averaged.
+    Each process of torchrun takes its rows of a batch, in grad_accum parts. A part's loss is the
+    mean over its own targets, the batch's loss the mean over all: so a part counts by its share
+    of the targets, times WORLD, as the processes' gradients are averaged.
     """
 
     task: object
@@ -288,13 +507,33 @@ class Stream:
 
     def __getitem__(self, step):
         """tokens and mask (grad_accum, rows, block_size + 1), share (grad_accum,)."""
-        batch = [torch.from_numpy(a) for a in self.task.batch(self.seed, step, self.batch_size)]
-        tokens, mask = (a[RANK::WORLD].unflatten(0, (self.grad_accum, -1)) for a in batch)
-        return tokens, mask, mask[:, :, 1:].sum((1, 2)) * WORLD / batch[1][:, 1:].sum()
+        tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, step, self.batch_size))
+        targets = mask[:, 1:].sum()
+        tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
+        return tokens, mask, share
 
 
-def ignore_signals(worker):
-    """They reach the loader's workers, too, but only the process that trains decides."""
+def load_batches(task, recipe, options, steps):
+    """An iterator over the batches of these steps; workers, if there are any, draw ahead."""
+    batches = Batches(task, recipe.seed, recipe.training.batch_size, options.grad_accum)
+    loader = DataLoader(
+        batches,
+        batch_size=None,  # they are whole already
+        sampler=steps,
+        num_workers=options.workers,
+        worker_init_fn=ignore_stop_signals,
+        pin_memory=options.device == "cuda",
+    )
+    return iter(loader)
+
+
+def ignore_stop_signals(worker):
+    """They reach the loader's workers, too, which must live until the checkpoint is saved.
+
+    As Python cannot terminate them any more, `main` kills them at the end.
+    """
     for number in STOP:
         signal.signal(number, signal.SIG_IGN)
 
@@ -303,38 +542,44 @@ def make_optimizer(model, training, device):
     """AdamW. The matrices of Linear and Embedding decay; norms and convolutions do not."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     trained = [p for p in model.parameters() if p.requires_grad]
-    decay = [p for p in trained if p in matrices]
-    rest = [p for p in trained if p not in matrices]
-    groups = [{"params": decay, "weight_decay": training["weight_decay"]}, {"params": rest}]
-    return torch.optim.AdamW(groups, betas=training["betas"], eps=training["eps"],
-                             weight_decay=0.0, fused=device != "mps")
+    groups = [
+        {"params": [p for p in trained if p in matrices], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p not in matrices], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=training.lr, betas=training.betas, eps=training.eps, fused=device != "mps"
+    )
 
 
-def learning_rate(step, training):
-    """Linear warm-up, then cosine to a tenth or linear to zero."""
-    steps, warmup, lr = training["steps"], training["warmup"], training["lr"]
-    if step < warmup:
-        return lr * (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    if training["schedule"] == "linear":
-        return lr * (1 - done)
-    return lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+def learning_rate(step, peak, training):
+    """Linear warm-up, then cosine decay to a tenth of the peak, or linear decay to zero."""
+    if step < training.warmup:
+        return peak * (step + 1) / training.warmup
+    done = (step - training.warmup) / max(1, training.steps - training.warmup)
+    if training.schedule == "linear":
+        return peak * (1 - done)
+    return peak * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
 # ---- 4. One step -----------------------------------------------------------
 
 
-def train_step(model, optimizer, parts, lr, autocast):
-    """Update the weights. Returns the batch's loss, and the gradient's norm before clipping."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def train_step(model, optimizer, parts, autocast):
+    """Update the weights by a batch in parts. Returns its loss, and the gradient's norm.
+
+    The norm is that before clipping.
+    """
     loss = 0.0
-    for tokens, mask, share in parts:
-        with autocast:
-            part = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1] * share
-        part.backward()
-        loss = loss + part.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for number, (tokens, mask, share) in enumerate(parts, 1):
+        # Under torchrun, processes exchange gradients once a step: after the last part.
+        waits = number < len(parts) and WORLD > 1
+        with model.no_sync() if waits else contextlib.nullcontext():
+            with autocast:
+                _, part_loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+                part_loss = part_loss * share
+            part_loss.backward()
+        loss = loss + part_loss.detach()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss, norm
@@ -342,189 +587,312 @@ def train_step(model, optimizer, parts, lr, autocast):
 
 # ---- 5. The run ------------------------------------------------------------
 
+LOG_EVERY = 20  # steps: to read the loss is to wait for the GPU
 
-@contextlib.contextmanager
-def stop_requests():
-    """A list of the signals that asked us to stop: Ctrl-C, a batch system's, a closed terminal's.
+
+def train(options, recipe, command, stop):
+    """All that happens, in this order, down to the closing table."""
+    device, training = options.device, recipe.training
+    torch.manual_seed(recipe.seed)
+    torch.set_float32_matmul_precision("high")
+    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
+    task = make_task(**recipe.task)
+    model = CanonGPT(Config(**recipe.model)).to(device)
+    optimizer = make_optimizer(model, training, device)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
+    forward = model
+    if options.compile:
+        torch._dynamo.config.suppress_errors = not options.must_compile
+        forward = torch.compile(forward)
+    if WORLD > 1:
+        forward = nn.parallel.DistributedDataParallel(forward)
+
+    about = describe(options, recipe, task, model, command)
+    run = Run(options.out, about, options.resume, writes=RANK == 0)
+    step, seconds = 0, 0.0
+    if options.resume:
+        step, seconds = run.restore(model, optimizer, training.steps)
+        if run.finished:
+            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
+    else:
+        run.save(model, optimizer, step, seconds)  # now the run has begun
+    announce(options, recipe, about)
+
+    first = step
+    batches = load_batches(task, recipe, options, range(first, training.steps))
+    clock = Clock(step, seconds, training.batch_size * task.block_size)
+    with tqdm(total=training.steps, initial=step, mininterval=1, disable=RANK > 0) as bar:
+        while step < training.steps:
+            parts = clock.next_batch(batches, device)
+            for group, peak in zip(optimizer.param_groups, peaks):
+                group["lr"] = learning_rate(step, peak, training)
+            loss, norm = train_step(forward, optimizer, parts, autocast)
+            step += 1
+            if step == first + 1:
+                bar.unpause()  # what this step took, compiling, says nothing about the next ones
+            bar.update()
+
+            # Log, score and save now and then.
+            evaluate = step % options.eval_every == 0 or step == training.steps
+            due = evaluate or step % LOG_EVERY == 0
+            if not due and not (stop.requested and WORLD == 1):
+                continue
+            loss, stopping = agree(loss, stop.requested)
+            weights = list(model.parameters())
+            require_finite(step, {"loss": loss, "gradient": norm, "weights": weights})
+            if due:
+                line = {"step": step, "loss": round(loss, 5), **clock.lap(step)}
+                line["lr"] = learning_rate(step - 1, training.lr, training)
+                if evaluate:
+                    with autocast, torch.no_grad():
+                        logits, _ = model(parts[0][0][:, :-1])  # of the new weights
+                        require_finite(step, {"logits": logits})
+                        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
+                    require_finite(step, scores)
+                    line["eval"] = scores
+                    bar.set_postfix(
+                        {"loss": f"{loss:.3f}", **in_words(task, scores)}, refresh=False
+                    )
+                run.log(line)
+            if (evaluate or stopping) and step < training.steps:
+                run.save(model, optimizer, step, clock.seconds())
+            if stopping and step < training.steps:
+                stop_here(run, step, stop)
+            clock.restart(step)
+
+    costs = costs_of(run, model, options, clock)
+    run.log({"step": step, "eval": scores, **costs, "final": True})
+    run.save(model, optimizer, step, clock.seconds())
+    if RANK == 0:
+        print_results(task, model, autocast, scores, costs, recipe.seed)
+
+
+def describe(options, recipe, task, model, command):
+    """What config.json holds: the recipe, and where this run came from."""
+    return {
+        "run": options.out.name,
+        **recipe.as_dict(),
+        "preset": recipe.preset,
+        "scores": task.scores,
+        "chance": task.chance,
+        "parameters": model.parameter_counts(),
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "device": device_name(options.device),
+        "processes": WORLD,
+        "compiled": options.compile,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def device_name(device):
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"{device}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def announce(options, recipe, about):
+    """Print what is about to happen."""
+    if RANK > 0:
+        return
+    counts = about["parameters"]
+    compiled = ", compiled: the first step takes up to a minute" if options.compile else ""
+    print(options.out)
+    for line in recipe_in_words(recipe):
+        print(f"  {line}")
+    print(f"  {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
+    print(f"  {about['device']}, {recipe.dtype}{compiled}", flush=True)
+
+
+class Clock:
+    """Where the time goes between two lines of the log."""
+
+    def __init__(self, step, seconds, tokens_per_step):
+        """seconds: what the run took before it was resumed."""
+        self.began = time.perf_counter() - seconds
+        self.tokens_per_step = tokens_per_step
+        self.restart(step)
+
+    def restart(self, step):
+        self.step, self.waited = step, 0.0
+        self.restarted = time.perf_counter()
+
+    def seconds(self):
+        return time.perf_counter() - self.began
+
+    def next_batch(self, batches, device):
+        """The next batch, a list of parts on the device; the time spent waiting for it counts."""
+        asked = time.perf_counter()
+        tensors = next(batches)
+        self.waited += time.perf_counter() - asked
+        moved = [tensor.to(device, non_blocking=True) for tensor in tensors]
+        return list(zip(*moved))
+
+    def lap(self, step):
+        """tokens since the start; tokens per second and the share of waiting since `restart`."""
+        took = time.perf_counter() - self.restarted
+        return {
+            "tokens": step * self.tokens_per_step,
+            "tokens_per_s": round((step - self.step) * self.tokens_per_step / took),
+            "data_share": round(self.waited / took, 4),
+        }
+
+
+class StopSignals:
+    """Notes the signals that ask to stop: Ctrl-C, a batch system's, a closed terminal's.
 
     A second Ctrl-C kills, except under torchrun, which repeats the first one.
     """
-    requests = []
 
-    def note(number, frame):
-        requests.append(number)
+    def __enter__(self):
+        self.requested = None  # the first signal's number
+        self.before = {}
+        for number in STOP:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def note(self, number, frame):
+        if self.requested is None:
+            self.requested = number
+            if RANK == 0:
+                with contextlib.suppress(OSError):  # the terminal may be closed
+                    os.write(2, b"\ntrain.py: stopping after this step\n")
         if number == signal.SIGINT and WORLD == 1:
-            signal.signal(number, before[number])
+            signal.signal(number, self.before[number])
 
-    heeded = [n for n in STOP if signal.getsignal(n) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    before = {number: signal.signal(number, note) for number in heeded}
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
             signal.signal(number, handler)
 
 
-def train(args, task, config, training, command, stack):
-    """All that happens, in this order, down to the closing table."""
-    device, out, recipe = args.device, args.out, recipe_of(args, task, config, training)
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
-    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
-    model = CanonGPT(config).to(device)
-    optimizer = make_optimizer(model, training, device)
-    autocast = torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16")
-    forward = nn.parallel.DistributedDataParallel(model) if WORLD > 1 else model
-    if args.compile:  # a compiler that nobody asked for may fail without ending the run
-        torch._dynamo.config.suppress_errors = "compile" not in args.chosen
-        forward = torch.compile(forward)
+def agree(loss, requested):
+    """The batch's loss and whether to stop, over all processes: they stop after the same step."""
+    values = torch.stack([loss, torch.full_like(loss, float(requested is not None))])
+    if WORLD > 1:
+        torch.distributed.all_reduce(values)
+    return values[0].item() / WORLD, values[1].item() > 0
 
-    about = {
-        "run": out.name, **recipe, "preset": args.preset, "parameters": model.parameter_counts(),
-        "command": command, "date": time.strftime("%Y-%m-%d"), "device": device_name(device),
-        "processes": WORLD, "compiled": args.compile, "python": sys.version.split()[0],
-        "torch": torch.__version__, "numpy": np.__version__,
-    }
-    if RANK == 0:
-        stack.enter_context(run_folder(out, args.resume, about))
-    done, lines, seconds, shown = 0, [], 0.0, {}
 
-    def log(*new):
-        lines.extend(json.dumps(line) + "\n" for line in new)
-        write_atomically(out / "metrics.jsonl", "".join(lines).encode())
+class Ended(Exception):
+    """The run ends before its last step: a line for the user, and the exit status."""
 
-    if args.resume:
-        done, lines, seconds = load(out / "ckpt.pt", recipe, model, optimizer)
-        log()  # the file as it was then
-        if lines and '"final"' in lines[-1]:
-            end(f"{out} is finished: nothing left to do", status=0)
+    def __init__(self, message, status):
+        super().__init__(message)
+        self.status = status
 
-    if RANK == 0:
-        print(f"{out}: {about['parameters']['total']:,} parameters", flush=True)
 
-    def save():
-        buffer = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                    "recipe": recipe, "step": done, "log": lines,
-                    "seconds": time.perf_counter() - began}, buffer)
-        write_atomically(out / "ckpt.pt", buffer.getbuffer())
+def require_finite(step, values):
+    """End the run if a number, a tensor or a list of tensors in {name: value} is not finite."""
+    for name, value in values.items():
+        tensors = value if isinstance(value, list) else [value]
+        if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
+            advice = "Start anew, with a smaller --lr"
+            raise Ended(f"step {step}: {name} not finite. {advice}", status=1)
 
-    def require_finite(*values):
-        if not all(torch.as_tensor(value).isfinite().all() for value in values):
-            bar.close()
-            end(f"step {done}: loss {loss}, gradient norm {norm}: not all is finite. "
-                "Start anew, with a smaller --lr", 1)
 
-    steps = range(done, training["steps"])
-    batch_tokens = training["batch_size"] * task.block_size
-    eval_every = args.eval_every or max(1, training["steps"] // 20)
-    workers = 4 * (device == "cuda") if args.workers is None else args.workers
-    stream = Stream(task, args.seed, training["batch_size"], args.grad_accum)
-    requests = stack.enter_context(stop_requests())
-    batches = iter(DataLoader(stream, batch_size=None, sampler=steps, num_workers=workers,
-                              worker_init_fn=ignore_signals, pin_memory=device == "cuda"))
-    bar = tqdm(desc="compiling" * args.compile, total=steps.stop, initial=done, mininterval=1,
-               disable=RANK > 0)  # fmt: skip
-    stack.enter_context(bar)
-    logged, waited, last_time = done, 0.0, time.perf_counter()
-    began = last_time - seconds
-    if not args.resume:
-        save()  # now the run has begun
-    for step in steps:
-        asked = time.perf_counter()
-        batch = next(batches)
-        waited += time.perf_counter() - asked
-        parts = zip(*(tensor.to(device, non_blocking=True) for tensor in batch))
-        lr = learning_rate(step, training)
-        loss, norm = train_step(forward, optimizer, parts, lr, autocast)
-        done = step + 1
-        bar.update()
-        if step == steps.start:  # it took longer: it compiled
-            bar.desc = ""
-            bar.unpause()
+def stop_here(run, step, stop):
+    """The checkpoint is saved: end the run, and say how to go on."""
+    number = stop.requested or signal.SIGTERM  # if only another process was asked
+    run.log({"step": step, "stopped": signal.Signals(number).name})
+    message = f"stopped after step {step}; the same command with --resume goes on"
+    raise Ended(message, status=128 + number)
 
-        # Log, score, save now and then: to read a number is to wait for the GPU
-        evaluate = done % eval_every == 0 or done == steps.stop
-        due = evaluate or done % 20 == 0
-        if not due and not (requests and WORLD == 1):
-            continue
-        sums = torch.stack([loss, torch.full_like(loss, bool(requests))])
-        if WORLD > 1:  # so all stop after the same step
-            torch.distributed.all_reduce(sums)
-        loss, stopping = sums[0].item() / WORLD, bool(sums[1])
-        require_finite(loss, norm, *model.parameters())
-        if due:
-            took = time.perf_counter() - last_time
-            line = {"step": done, "tokens": done * batch_tokens, "loss": round(loss, 5), "lr": lr,
-                    "tokens_per_s": round((done - logged) * batch_tokens / took),
-                    "data_share": round(waited / took, 4)}
-            if evaluate:
-                with autocast, torch.no_grad():
-                    require_finite(model(batch[0][0, :, :-1].to(device))[0])  # the new weights
-                    scores = line["eval"] = task.evaluate(model, args.seed, args.eval_size)
-                require_finite(*scores.values())
-                shown = {name: score_text(name, score) for name, score in scores.items()}
-            log(line)
-            bar.set_postfix({"loss": f"{loss:.3f}", **shown}, refresh=False)
-        if done == steps.stop:
-            break
-        if evaluate or stopping:
-            save()
-        if stopping:
-            bar.close()
-            end(f"stopped after step {done}; the same command with --resume goes on",
-                128 + (requests or [signal.SIGTERM])[0])
-        logged, last_time, waited = done, time.perf_counter(), 0.0
-    bar.close()
 
-    later = [json.loads(line) for line in lines[1:] or lines]  # the first may compile
-    rate = np.median([line["tokens_per_s"] for line in later])
-    waiting = np.median([line["data_share"] for line in later])
-    costs = {"seconds": round(time.perf_counter() - began, 1), "tokens_per_s": round(rate),
-             "step_ms": round(1e3 * batch_tokens / rate, 3), "data_share": round(waiting, 4)}
-    if device == "cuda":
-        costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-        if gpu := re.search(rf"\b({'|'.join(PEAKS)})\b", device_name(device)):
-            costs["mfu"] = round(flops_per_token(model) * rate / PEAKS[gpu[0]] / WORLD, 4)
-    log({"step": done, "eval": scores, **costs, "final": True})
-    save()
-    if RANK == 0:
-        for name, value in {**shown, **costs}.items():
-            print(f"{name:16}{value:>9}")
-
+# ---- 6. What it cost, and how it ends --------------------------------------
 
 # FLOP/s of dense bfloat16 products, from NVIDIA's data sheets
 PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
 
 
+def costs_of(run, model, options, clock):
+    """Time, and on a GPU memory and the share of its peak, the medians over the log."""
+    lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
+    lines = [line for line in lines if "tokens_per_s" in line]
+    rate = statistics.median(line["tokens_per_s"] for line in lines)
+    costs = {
+        "seconds": round(clock.seconds(), 1),
+        "tokens_per_s": round(rate),
+        "step_ms": round(1e3 * clock.tokens_per_step / rate, 3),
+        "data_share": round(statistics.median(line["data_share"] for line in lines), 4),
+    }
+    if options.device == "cuda":
+        costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+        for gpu, peak in PEAKS.items():
+            if re.search(rf"\b{gpu}\b", torch.cuda.get_device_name()):
+                costs["mfu"] = round(flops_per_token(model) * rate / peak / WORLD, 4)
+                break
+    return costs
+
+
 def flops_per_token(model):
     """Of training: 6 for each weight of a matrix (a product and a sum, once forward, twice back),
     and in attention 12 for each channel and token that it looks at, T/2 on average."""
+    config = model.config
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attention = sum(isinstance(m, Attention) for m in model.modules())
-    return 6 * weights + 12 * attention * model.config.d_model * model.config.block_size // 2
+    attention_layers = sum(isinstance(m, Attention) for m in model.modules())
+    return 6 * weights + 12 * attention_layers * config.d_model * config.block_size // 2
+
+
+def in_words(task, scores):
+    """{score: text}, such as {"k=1": "97%"}."""
+    return {score: score_text(value, task.scores.get(score)) for score, value in scores.items()}
+
+
+def print_results(task, model, autocast, scores, costs, seed):
+    """Scores and costs, and one instance with the model's answers."""
+    for name, value in {**in_words(task, scores), **costs}.items():
+        print(f"{name:16}{value:>9}")
+    with autocast, torch.no_grad():
+        print(f"\n{answered(task, model, seed)}")
 
 
 def main(argv=None, program=__file__):
     """program: the script that config.json names, if one of your own calls this."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = sys.argv[1:] if argv is None else list(argv)
     command = shlex.join(["python", Path(program).name, *argv])
+    options, recipe = read_command_line(argv)
     try:
-        args, *rest = prepare(argv)
         if WORLD > 1:
-            if args.device == "cuda":
+            if options.device == "cuda":
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             torch.distributed.init_process_group()
-        with contextlib.ExitStack() as stack:  # closes what `train` opens
-            train(args, *rest, command, stack)
+        with StopSignals() as stop:
+            train(options, recipe, command, stop)
         if WORLD > 1:
             torch.distributed.destroy_process_group()
-    except (OSError, MemoryError, RuntimeError) as error:  # the system refuses something
-        memory = isinstance(error, MemoryError) or re.search("(out of|allocate) mem", str(error))
-        if isinstance(error, RuntimeError) and not memory:
+    except Ended as ended:
+        end(ended, ended.status)
+    except RunError as error:
+        end(error)
+    except OSError as error:
+        again = (
+            "; the same command with --resume goes on" if (options.out / "ckpt.pt").exists() else ""
+        )
+        end(f"{type(error).__name__}: {error}{again}", status=1)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
-        hint = ". A smaller --batch-size or a larger --grad-accum needs less" if memory else ""
-        end(f"{type(error).__name__}: {error}{hint}", 1)
+        hint = "A smaller --batch-size or a larger --grad-accum needs less"
+        end(f"{type(error).__name__}: {error}. {hint}", status=1)
+    finally:
+        kill_workers()
+
+
+def kill_workers():
+    """After an error: they ignore the signal that would end them with this process."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler would raise an error
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def out_of_memory(error):
+    return isinstance(error, MemoryError) or re.search("(out of|allocate) mem", str(error))
 
 
 if __name__ == "__main__":

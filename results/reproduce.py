@@ -1,30 +1,33 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
-Trains what a comparison lacks in out/; draws and judges it, results/ included. After Ctrl-C
-the same command goes on.
+Trains the runs that a comparison lacks, draws its figure and judges its claims. Runs in out/ and
+in results/ count. After Ctrl-C, the same command goes on where it stopped.
 
-    python results/reproduce.py --list              the comparisons, with hours
-    python results/reproduce.py nope --dry-run      prints the commands
-    python results/reproduce.py nope --draw         draws what out/ and results/ have
-    python results/reproduce.py nope --lr 2e-3,4e-3     each model at its best rate
-    python results/reproduce.py claims              all claims
+    python results/reproduce.py --list                  the comparisons, their claims and hours
+    python results/reproduce.py nope --dry-run          prints the command of each run
+    python results/reproduce.py nope --draw             trains nothing
+    python results/reproduce.py nope --lr 2e-3,4e-3     tries rates; each model shows its best one
+    python results/reproduce.py claims                  judges all claims, writes claims.md
 
-Other flags go to train.py, or to your own script: `--program own.py --mixer mine`.
+Further flags go to train.py, or to a program of your own: `--program own.py --mixer mine`.
+
+Reading order: 1 the runs that a comparison wants; 2 those that are here, and each model's best
+learning rate; 3 training; 4 figure, tables, verdicts; 5 the command line. comparisons.py says what
+is compared, claims.py what is claimed.
 """
 
 import argparse
+import contextlib
 import json
-import math
 import os
-import re
 import runpy
+import shlex
+import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict, namedtuple
-from itertools import product, takewhile
 from pathlib import Path
-from statistics import mean, median
 from tempfile import TemporaryFile
 
 from tqdm import tqdm
@@ -32,468 +35,534 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import plot  # noqa: E402
-import train  # noqa: E402
-
-# ---- 1. The comparisons ----------------------------------------------------
-#
-# A group is every model on every task, both with flags for train.py ({twice} the task's steps,
-# {half} its width). Its figure is a function of plot.py, the scores it shows and a title, where
-# {model} becomes the median last score, {model#} how many seeds reach 90%. A claim has its place in
-# the paper (* if some of its runs were known before), the paper's numbers, a score and a rule.
-
-Group = namedtuple("Group", "minutes tasks models figure claims")  # minutes: a run's
-GROUPS = {}
-
-
-def group(name, minutes, tasks, models, figure, *claims):
-    GROUPS[name] = Group(minutes, tasks, models, figure, claims)
-
-
-# fmt: off
-MAIN = dict(copy="sequences", depo0="answers", depo1="answers", depo2="answers", brevo1="all",
-            brevo2="all", mano="longest", capo="bits/param", lano="sentences")
-SUITE = {task: f"{task}: {score}" for task, score in MAIN.items() if task != "copy"}
-
-
-def with_canon(models):
-    both = (("", ""), (" + Canon", " --canon abcd"))
-    return {name + more: flags + canon for name, flags in models.items() for more, canon in both}
-
-
-PAIRS = with_canon({"RoPE": "", "NoPE": "--pos nope"})
-QUARTER = {"RoPE(1/4) + Canon": "--pos rope4 --canon abcd"}
-LINEAR = {
-    name + which: f"--mixer {name.lower()} {flags}" for name in ("GLA", "Mamba2", "GDN")
-    for which, flags in ((", no conv", "--no-short-conv"), (", conv", "--short-conv"),
-                         (" + ACD", "--no-short-conv --canon acd"),
-                         (" + AbCD", "--short-conv --canon acd"))}
-FULL = {name: flags for name, flags in LINEAR.items() if "AbCD" in name}
-
-group(
-    "copy", 1, ["copy"],
-    {"one layer": "", "one layer + Canon": "--canon abcd", "two layers": "--n-layer 2",
-     "128 dims": "--d-model 128", "one layer, twice the steps": "--steps {twice}"},
-    (plot.curves, ["tokens", "sequences"],
-     "One 16-dim layer copies {one layer + Canon} with Canon, {one layer} without"),
-    ("R1*", "One layer copies with Canon, and not without", "100%; 0%", "sequences",
-     "one layer + Canon >= 90%; one layer at chance"),
-    ("R1*", "Twice the steps do not make up for Canon", "", "sequences",
-     "one layer + Canon > one layer, twice the steps"),
-    ("R1*", "Two layers or 128 dims copy without Canon", "", "sequences",
-     "two layers >= 90%; 128 dims >= 90%"),
-)
-group(
-    "depth", 27, ["depo0"],
-    {**PAIRS, "RoPE, twice the steps": "--steps {twice}",
-     "NoPE, twice the steps": "--pos nope --steps {twice}"},
-    (plot.curves, ["k="],
-     "{score} at 90%: NoPE + Canon {NoPE + Canon#} seeds, RoPE + Canon {RoPE + Canon#}, "
-     "RoPE {RoPE#}"),
-    ("R2", "Canon reasons deeper", "2-4 times", "hops mastered", "RoPE + Canon > RoPE"),
-    ("R2", "Canon reasons twice as deep", "2-4 times", "hops mastered", "RoPE + Canon >= 2 x RoPE"),
-    *(("R2", f"Twice the steps do not make up for Canon ({pos})", "", "answers",
-       f"{pos} + Canon > {pos}, twice the steps") for pos in ("RoPE", "NoPE")),
-)
-group(
-    "fewer", 20, ["depo0"],
-    {**PAIRS, "RoPE, K=2": "--K 2", "RoPE + Canon, K=2": "--K 2 --canon abcd",
-     "RoPE, K=2, twice the steps": "--K 2 --steps {twice}", "NoPE, K=2": "--K 2 --pos nope",
-     "RoPE, K=1": "--K 1", "NoPE, K=1": "--K 1 --pos nope"},
-    (plot.bars, ["k=", "hops mastered"],
-     "{score}: RoPE {RoPE, K=1} (K=1), RoPE + Canon {RoPE + Canon}, "
-     "NoPE + Canon {NoPE + Canon} (K=4)"),
-    *(("R2*", f"{model} masters twice as many hops as RoPE at K=1 or 2", "2-4 times",
-       "hops mastered", f"{model} >= 2 x RoPE, K=1; {model} >= 2 x RoPE, K=2, twice the steps")
-      for model in ("NoPE + Canon", "RoPE + Canon")),
-    ("R2*", "Canon masters more of two hops", "", "hops mastered", "RoPE + Canon, K=2 > RoPE, K=2"),
-    ("R2*", "At K=4 Canon masters one hop sooner than RoPE at K=1", "", "steps to k=1",
-     "RoPE + Canon sooner than RoPE, K=1; NoPE + Canon sooner than RoPE, K=1"),
-)
-group(
-    "nope", 20, ["depo0"],
-    {**PAIRS, **QUARTER, "ALiBi": "--pos alibi", "H-ALiBi": "--pos halibi"},
-    (plot.bars, ["k="], "{score} without positions: {NoPE}, with Canon {NoPE + Canon}"),
-    ("R3*", "NoPE alone learns next to nothing", "0% (k=8)", "answers",
-     "NoPE at chance; NoPE + Canon > NoPE"),
-    ("R3*", "NoPE + Canon is as good as RoPE + Canon", "100%; 94% (k=8)", "answers",
-     "NoPE + Canon >~ RoPE + Canon"),
-    ("R3", "NoPE + Canon beats ALiBi and H-ALiBi", "", "answers",
-     "NoPE + Canon > ALiBi; NoPE + Canon > H-ALiBi"),
-    ("R3", "With Canon, RoPE(1/4) is as good as RoPE", "100% (k=8)", "answers",
-     "RoPE(1/4) + Canon >~ RoPE + Canon"),
-)
-group(
-    "ablation", 20, ["depo0"],
-    {"none": "", **{p: f"--canon {p.lower()}" for p in "A B C D AC ACD ABCD".split()},
-     "no residual": "--canon abcd --canon-no-residual", "SiLU": "--canon abcd --canon-silu",
-     "frozen": "--canon abcd --canon-frozen"},
-    (plot.bars, ["k="], "{score}: A {A}, B {B}, C {C}, D {D}, all {ABCD}, none {none}"),
-    ("R4", "A, B, C and D each help alone", "", "answers",
-     "A > none; B > none; C > none; D > none"),
-    ("R4", "A, B, C and D add up", "", "answers", "ABCD > A; ABCD > B; ABCD > C; ABCD > D"),
-    ("R4", "A and C do half of the work", "strong", "answers", "AC > 50% from none to ABCD"),
-    ("R4", "Frozen weights do half of the work", "a lot", "answers",
-     "frozen > 50% from none to ABCD"),
-    ("R4", "Canon needs its residual", "", "answers", "ABCD > no residual"),
-    ("R4", "A SiLU does harm", "no help", "answers", "ABCD > SiLU"),
-)
-group(
-    "mlp", 6, ["mano", "capo"],
-    with_canon({"gated": "", "gated ReLU^2": "--mlp swiglu-relu2", "standard": "--mlp silu",
-                "ReLU^2": "--mlp relu2"}),
-    (plot.bars, [SUITE["capo"], SUITE["mano"]],
-     "Mano with a gated MLP: {gated}, with Canon {gated + Canon}"),
-    ("R5*", "Gated MLPs calculate better", "slightly", SUITE["mano"], "gated > standard"),
-    ("R5*", "ReLU^2 helps the standard MLP", "slightly", SUITE["mano"], "ReLU^2 > standard"),
-    ("R5*", "Gated MLPs store less", "", SUITE["capo"], "standard > gated"),
-)
-group(
-    "linear", 45, ["depo0"], LINEAR,
-    (plot.bars, ["k="],
-     "{score}: GLA {GLA + AbCD}, Mamba2 {Mamba2 + AbCD}, GDN {GDN + AbCD} with AbCD"),
-    ("R6", "GLA is weaker than Mamba2, and matches it with Canon", "19% to 50%; 43% (k=4)",
-     "answers", "Mamba2, conv > GLA, no conv; GLA + AbCD >~ Mamba2, conv"),
-    ("R7", "Mamba2 without its convolution falls to GLA's level", "43% to 6%; 19% (k=4)", "answers",
-     "Mamba2, conv > Mamba2, no conv; GLA, no conv >~ Mamba2, no conv"),
-    ("R8", "Of all without convolutions, GDN is best", "22%; 6%, 19% (k=4)", "answers",
-     "GDN, no conv > Mamba2, no conv; GDN, no conv > GLA, no conv"),
-    ("R9", "Canon-ACD matches the built-in convolution", "", "answers",
-     "Mamba2 + ACD >~ Mamba2, conv; GDN + ACD >~ GDN, conv"),
-    ("R9", "Canon does the built-in convolution no harm", "+44, +59 points (k=4)", "answers",
-     "Mamba2 + AbCD >~ Mamba2, conv; GDN + AbCD >~ GDN, conv"),
-)
-group(
-    "families", 20, ["depo0", "capo --d-model {half}"],
-    {**PAIRS, **QUARTER, **FULL,
-     "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd"},
-    (plot.bars, ["k=", "hops mastered"],
-     "{score} with Canon: NoPE {NoPE + Canon}, RoPE {RoPE + Canon}, GLA {GLA + AbCD}, "
-     "GDN {GDN + AbCD}"),
-    ("R10", "With Canon, NoPE is about as good as RoPE(1/4)", "", "answers",
-     "NoPE + Canon >~ RoPE(1/4) + Canon; RoPE(1/4) + Canon >~ NoPE + Canon"),
-    *(("R10", f"Attention reasons twice as deep as {name}", "2-4 times", "hops mastered",
-       f"RoPE(1/4) + Canon >= 2 x {name}; NoPE + Canon >= 2 x {name}") for name in FULL),
-    *(("R10", f"{name} stores 1.2 times as much as attention", "1.4 times", SUITE["capo"],
-       f"{name} >= 1.2 x RoPE(1/4) + Canon") for name in FULL),
-    *(("R11*", f"{name} stays under 99% at one hop", "", "k=1", f"{name} < 99%")
-      for name in FULL),
-    ("R11", "A hybrid reasons deeper than a recurrence", "", "hops mastered",
-     "GDN/RoPE + AbCD > GDN + AbCD"),
-)
-group(
-    "tasks", 7, list(SUITE), PAIRS,
-    (plot.bars, [*SUITE.values()],
-     "{score}: {RoPE} without Canon (grey), {RoPE + Canon} with (orange)"),
-    *(("R2*", f"Canon helps on {task}", paper, SUITE[task], "RoPE + Canon > RoPE")
-      for task, paper in dict(
-          depo1="0% to 94% (k=8)", depo2="30% to 99% (k=16)", brevo1="27.5% to 58.8%",
-          brevo2="81.4% to 87.8%", lano="79.1% to 86.7%", capo="10-15%",
-          mano="41.6% to 83.0%").items()),
-    *(("R3*", f"Canon lifts NoPE on {task}", "", score, "NoPE + Canon > NoPE")
-      for task, score in SUITE.items() if task != "depo0"),
-)
-# fmt: on
-
-# ---- 2. Rules and verdicts -------------------------------------------------
-#
-# A rule compares all seeds of models. It holds, does not hold, or is undecided: with fewer
-# than three seeds, where neither is clear, and where all are at chance (the floor) or the ceiling.
-# All parts between "; " must hold.
-
-SEEDS, MARGIN, CEILING = 3, 0.05, 0.98
-
-
-def covers(floor, a, x, b, c):
-    goal = mean(b) + x / 100 * (mean(c) - mean(b))
-    return c[0] > b[-1] and a[0] >= goal, c[0] > b[-1] and a[-1] < goal
-
-
-RULES = {  # from sorted seeds: (holds, does not hold)
-    # every seed of a against x times every seed of b, whose best is above chance
-    r"(.+) >= ([\d.]+) x (.+)": lambda floor, a, x, b: (
-        a[0] >= x * b[-1] > x * floor, a[-1] < x * b[0] and b[-1] > floor),
-    # every seed of a covers that share of the way from b's mean to c's
-    r"(.+) > ([\d.]+)% from (.+) to (.+)": covers,
-    # every seed is so high; lower, and above chance; at chance
-    r"(.+) >= ([\d.]+)%": lambda floor, a, x: (a[0] >= x / 100, a[-1] < x / 100),
-    r"(.+) < ([\d.]+)%": lambda floor, a, x: (floor < a[0] and a[-1] < x / 100, a[0] >= x / 100),
-    r"(.+) at chance": lambda floor, a: (a[-1] <= floor, a[0] > floor),
-    # every seed of a is at most 5 points below b's mean
-    r"(.+) >~ (.+)": lambda floor, a, b: (a[0] >= mean(b) - MARGIN, a[-1] < mean(b) - MARGIN),
-    # every seed of a is above every seed of b; below
-    r"(.+) > (.+)": lambda floor, a, b: (a[0] > b[-1], a[-1] < b[0]),
-    r"(.+) sooner than (.+)": lambda floor, a, b: (a[-1] < b[0], a[0] > b[-1]),
-}  # fmt: skip
-
-
-def parse(rule):
-    """Each part's function and its arguments, names of models and numbers."""
-    for part in rule.split("; "):
-        matches = ((f, re.fullmatch(p, part)) for p, f in RULES.items())
-        yield next((f, match.groups()) for f, match in matches if match)
-
-
-def names_in(rule):
-    args = dict.fromkeys(arg for _, args in parse(rule) for arg in args)
-    return [arg for arg in args if not re.fullmatch(r"[\d.]+", arg)]
-
-
-def decide(rule, scores, floor, ceiling):
-    """The verdict, from {model: its seeds' scores}."""
-    if min(len(scores[model]) for model in names_in(rule)) < SEEDS:
-        return "undecided: too few seeds"
-    verdicts = []
-    for function, args in parse(rule):
-        args = [sorted(scores[arg]) if arg in scores else float(arg) for arg in args]
-        models = [arg for arg in args if isinstance(arg, list)]
-        holds, fails = function(floor, *args)
-        verdict = "holds" if holds else "does not hold" if fails else "undecided"
-        if len(models) > 1 and all(seeds[-1] <= floor for seeds in models):
-            verdict = "undecided: at chance"
-        elif len(models) > 1 and all(seeds[0] >= ceiling for seeds in models):
-            verdict = "undecided: at the ceiling"
-        verdicts.append(verdict)
-    return min(verdicts, key=lambda verdict: ("does", "unde", "hold").index(verdict[:4]))
-
-
-def all_runs():
-    """The finished runs in results/ and out/, with scores made of others."""
-    paths = [*sorted(HERE.rglob("runs.json")), *sorted(Path("out").glob("*/"))]
-    runs = [run for run in plot.read_all(paths) if run["seconds"] is not None]
-    for run in runs:
-        for point in run["evals"]:
-            add_scores(run["task"]["name"], point["eval"])
-        steps = [point["step"] for point in run["evals"] if point["eval"].get("k=1", 0) >= 0.9]
-        run["evals"][-1]["eval"]["steps to k=1"] = min(steps, default=math.inf)
-    return runs
-
-
-def add_scores(task, scores):
-    """hops mastered: the largest scored k up to which all are 90% right. answers: their mean.
-    longest: Mano's last score; last: your own tasks'."""
-    last = [0, *scores.values()][-1]
-    hops = [score for score in scores if re.fullmatch(r"k=\d+", score)]
-    if hops:
-        mastered = [int(k[2:]) for k in takewhile(lambda k: scores[k] >= 0.9, hops)]
-        scores["hops mastered"] = mastered[-1] if mastered else 0
-        scores["answers"] = mean(scores[k] for k in hops)
-    main = MAIN.get(task, "last")
-    scores["main"] = scores[f"{task}: {main}"] = scores.get(main, last)
-
-
-def check(claim, best, where):
-    """The claim's row."""
-    *front, score, rule = claim
-    runs = {m: [r for r in best.get(m, []) if plot.last_scores([r], score)] for m in names_in(rule)}
-    scores = {m: plot.last_scores(mine, score) for m, mine in runs.items()}
-    here = [f"{m} {plot.each_seed(mine, score)}" for m, mine in runs.items() if mine]
-    verdict, bounds = "undecided: not run", (0, math.nan)
-    if all(runs.values()):
-        known = [run["task"] for mine in runs.values() for run in mine]
-        if score == "hops mastered":
-            bounds = 0, max(task.get("K", 0) for task in known)
-        elif plot.is_share(score, max(map(max, scores.values()))):
-            bounds = plot.guess(known[0]) + MARGIN, CEILING
-        verdict = decide(rule, scores, *bounds)
-    return *front, rule, f"{score}: {'; '.join(here)}", where, verdict
-
-
-def command(task, flags, rest):
-    """The words for train.py."""
-    name, *flags = f"{task} {flags}".split()
-    if "{" in f"{flags}":
-        _, _, config, training = train.prepare(["--task", name, *rest])
-        sizes = {"half": config.d_model // 2, "twice": 2 * training["steps"]}
-        return ["--task", name, *rest, *(flag.format(**sizes) for flag in flags)]
-    return ["--task", name, *flags, *rest]
-
-
-def recipe(run):
-    """All that makes a run but its seed and learning rate."""
-    parts = {part: run[part] for part in ("task", "model", "training", "dtype")}
-    return json.dumps({**parts, "training": {**run["training"], "lr": None}}, sort_keys=True)
-
-
-def represent(group, rest, runs, rates):
-    """{model: its runs at its best rate}, and the runs at all rates. The best has the highest
-    mean of the last main scores; in a tie, of those before. Fewer than three seeds come last."""
-    best, tried = defaultdict(list), {}
-    for task, (model, flags) in product(group.tasks, group.models.items()):
-        wanted, ranked = recipe(train.recipe_of(*train.prepare(command(task, flags, rest)))), {}
-        for mine in plot.models([run for run in runs if recipe(run) == wanted]).values():
-            rate = mine[0]["training"]["lr"]
-            if not rates or rate in rates:
-                tried[f"{model}, {mine[0]['task']['name']} at {rate}"] = mine
-                ends = mean(plot.last_scores(mine, "main"))
-                before = [e["eval"]["main"] for r in mine for e in r["evals"][:-1]]
-                ranked[min(SEEDS, len(mine)), ends, mean([0, *before])] = mine
-        if ranked:
-            best[model] += ranked[max(ranked)]
-    return best, tried
-
-
-def show(name, best, tried, preset, out):
-    """Draw the figure; print scores and verdicts."""
-    draw, wanted, title = GROUPS[name].figure
-    scores = [s for want in wanted for s in plot.score_names(best) if s.startswith(want)]
-    if not scores:
-        fail(f"no run scores {' or '.join(wanted)}")
-    medians = defaultdict(lambda: "?", score=plot.heading(scores[-1]).capitalize())
-    for model, runs in best.items():
-        if values := plot.last_scores(runs, scores[-1]):
-            medians[model] = plot.score_text(scores[-1], median(values))
-            medians[model + "#"] = f"{sum(v >= 0.9 for v in values)} of {len(values)}"
-    plot.save(draw(best, scores, title.format_map(medians)), out / f"{name}_{preset}")
-    print(f"\n{plot.table(best, scores)}\n")
-    print(f"{plot.table(tried, [s for s in plot.score_names(tried) if ': ' in s])}\n")
-    for claim in GROUPS[name].claims:
-        print(*claim[:2], check(claim, best, preset)[-1], sep=" | ")
-
-
-def claims():
-    """All claims, for each preset and dtype with runs."""
-    runs, rows = all_runs(), []
-    kinds = sorted({(run["preset"], run["dtype"]) for run in runs})
-    for name, group in GROUPS.items():
-        shown = {}
-        for preset, dtype in kinds:
-            rest = ["--preset", preset, "--dtype", dtype, "--device", "cpu"]
-            shown[f"{preset}, {dtype}"] = represent(group, rest, runs, [])[0]
-        for claim in group.claims:
-            found = [check(claim, best, where) for where, best in shown.items()]
-            rows += [row for row in found if "not run" not in row[-1]] or [check(claim, {}, name)]
-    rows.sort(key=lambda row: "not run" in row[-1])
-    head = ("", "claim", "the paper", "rule", "here, each seed", "runs", "verdict")
-    return plot.markdown([head, *rows])
-
-
-# ---- 3. Training, the command line -----------------------------------------
-
-
-def plan(group, rest, seeds, rates):
-    """The words of all runs, checked."""
-    planned = {}
-    for seed, task, model in product(range(seeds), group.tasks, group.models):
-        words = [*command(task, group.models[model], rest), "--seed", str(seed)]
-        usual = train.prepare(words)[3]["lr"]
-        for rate in rates or [usual]:
-            full = words + ["--lr", f"{rate}"] * (rate != usual)
-            same = json.dumps(train.recipe_of(*train.prepare(full)))
-            if same in planned:
-                fail(f"{' '.join(rest)}: {model} would equal another model")
-            planned[same] = full
-    return list(planned.values())
-
-
-def progress(out, words):
-    """(steps, whether finished); train.py says what is wrong."""
-    try:
-        same = recipe(json.loads((out / "config.json").read_text())) == recipe(
-            train.recipe_of(*train.prepare(words)))  # fmt: skip
-        steps, finished = train.steps_done(out)
-        return steps, finished and same
-    except Exception:
-        return 0, False
-
-
-def train_all(planned, jobs, program):
-    """Train what is missing; True if all is well."""
-    waiting, going, steps, total, well = [], {}, {}, 0, True
-    for words in planned:
-        args, _, _, training = train.prepare(words)
-        steps[args.out], finished = progress(args.out, words)
-        total += training["steps"]
-        if not finished:
-            waiting.append((args.out, words))
-    threads = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // jobs))}
-    bar = tqdm(total=total, initial=sum(steps.values()), unit="step", smoothing=0)
-    with bar, train.stop_requests() as stop:
-        try:
-            while (going or waiting) and not stop:
-                while waiting and len(going) < jobs:
-                    out, words = waiting.pop(0)
-                    resume, log = ["--resume"] * (out / "ckpt.pt").exists(), TemporaryFile("w+")
-                    process = subprocess.Popen(
-                        [sys.executable, program, *words, *resume], env={**threads, **os.environ},
-                        start_new_session=True, stdout=subprocess.DEVNULL, stderr=log)  # fmt: skip
-                    going[process] = out, log
-                time.sleep(1)
-                for process, (out, log) in list(going.items()):
-                    steps[out], _ = train.steps_done(out)
-                    if process.poll() is not None:
-                        del going[process]
-                    if process.returncode:
-                        well = False
-                        log.seek(0)
-                        bar.write(f"{out}: {''.join(log.readlines()[-1:])}", sys.stderr, end="")
-                bar.update(sum(steps.values()) - bar.n)
-        finally:  # Ctrl-C has not reached the runs, which have sessions of their own; they save
-            for process in going:
-                process.terminate()
-            for process in going:
-                process.wait()
-    if stop:
-        print("reproduce.py: stopped; the same command goes on", file=sys.stderr)
-        sys.exit(128 + stop[0])
-    return well
+import plot
+import runs as run_folders
+import train
+from claims import CLAIMS, NOT_RUN, RESULTS, SEEDS, with_made_scores
+from comparisons import COMPARISONS
 
 
 def fail(message):
+    """End the program with one line, and status 2."""
     print(f"reproduce.py: {message}", file=sys.stderr)
     sys.exit(2)
 
 
+# ---- 1. The runs that a comparison wants -----------------------------------
+
+
+class Wanted:
+    """A run that may not be there yet: a model's name, and train.py's words that make it."""
+
+    def __init__(self, model, words):
+        self.model, self.words = model, words
+        self.options, recipe = train.read_command_line(words)
+        self.recipe = recipe.as_dict()
+        self.preset = recipe.preset
+
+
+def words_for(comparison, task, model, flags):
+    """train.py's words for a model on a task. flags: further ones, for all models alike."""
+    words = ["--task", task] + comparison.models[model].split() + flags
+    if model in comparison.twice_the_steps:
+        words += ["--steps", str(2 * usual_recipe(task, flags).training.steps)]
+    if task in comparison.half_the_width:
+        words += ["--d-model", str(usual_recipe(task, flags).model["d_model"] // 2)]
+    return words
+
+
+def usual_recipe(task, flags):
+    """What the preset says, with these flags."""
+    _, recipe = train.read_command_line(["--task", task, *flags])
+    return recipe
+
+
+def wanted_runs(comparison, flags, seeds, rates):
+    """All runs of a comparison, seed by seed. rates: for every model; none: its usual rate."""
+    wanted = []
+    for seed in range(seeds):
+        for task in comparison.tasks:
+            for model in comparison.models:
+                words = [*words_for(comparison, task, model, flags), "--seed", str(seed)]
+                wanted += at_rates(Wanted(model, words), rates)
+    seen = {}
+    for run in wanted:
+        key = json.dumps(run.recipe, sort_keys=True)
+        if key in seen:
+            fail(f"with {' '.join(flags)}, {run.model} is the same as {seen[key]}")
+        seen[key] = run.model
+    return wanted
+
+
+def at_rates(run, rates):
+    """The same run at each of these learning rates."""
+    if not rates:
+        return [run]
+    found = []
+    for rate in rates:
+        if rate == run.recipe["training"]["lr"]:
+            found.append(run)
+        else:
+            found.append(Wanted(run.model, [*run.words, "--lr", f"{rate}"]))
+    return found
+
+
+# ---- 2. The runs that are here ---------------------------------------------
+
+
+def finished_runs():
+    """The finished runs in results/ and out/, with scores made of others; and what is damaged."""
+    paths = sorted(HERE.rglob("runs.json")) + sorted(Path("out").glob("*/"))
+    found, problems = run_folders.read_all(paths)
+    finished = [with_made_scores(run) for run in found if run["seconds"] is not None]
+    return finished, problems
+
+
+def model_of(recipe):
+    """What two runs of one model share: all but seed, learning rate and how many are scored.
+
+    recipe: a run, or a recipe's dict. Returns text, so that it can be a key.
+    """
+    training = {name: value for name, value in recipe["training"].items() if name != "lr"}
+    parts = {"task": recipe["task"], "model": recipe["model"], "dtype": recipe["dtype"]}
+    return json.dumps({**parts, "training": training}, sort_keys=True)
+
+
+def by_model(runs):
+    """{model_of: {learning rate: {seed: run}}}, seeds in order. Of two runs with one seed the later
+    counts: a run in out/ replaces one in results/."""
+    found = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        rates = found.setdefault(model_of(run), {})
+        seeds = rates.setdefault(run["training"]["lr"], {})
+        seeds[run["seed"]] = run
+    return found
+
+
+def best_rate(rates):
+    """The learning rate at which a model is best: by the mean of the last main scores, in a tie by
+    the mean of those before. A rate with fewer than three seeds comes after all others.
+
+    rates: {learning rate: runs}
+    """
+
+    def how_good(rate):
+        runs = rates[rate]
+        ends, before = [], [0]
+        for run in runs:
+            scores = [evaluation["eval"][run["main"]] for evaluation in run["evals"]]
+            ends.append(scores[-1])
+            before += scores[:-1]
+        return min(len(runs), SEEDS), statistics.mean(ends), statistics.mean(before), rate
+
+    return max(rates, key=how_good)
+
+
+def tried_rates(comparison, tasks, flags, found, only=()):
+    """{(task, model): {learning rate: runs}} of the models that have runs.
+
+    found: by_model of all runs. only: the learning rates that count; none: all.
+    """
+    tried = {}
+    for task in tasks:
+        for model in comparison.models:
+            recipe = Wanted(model, words_for(comparison, task, model, flags)).recipe
+            rates = {}
+            for rate, seeds in sorted(found.get(model_of(recipe), {}).items()):
+                if not only or rate in only:
+                    rates[rate] = list(seeds.values())
+            if rates:
+                tried[task, model] = rates
+    return tried
+
+
+def at_best_rates(comparison, tried, task=None):
+    """{model: its runs at its best rate}, in the comparison's order. task: only these runs."""
+    groups = {}
+    for model in comparison.models:
+        for (its_task, its_model), rates in tried.items():
+            if its_model == model and task in (None, its_task):
+                groups.setdefault(model, []).extend(rates[best_rate(rates)])
+    return groups
+
+
+# ---- 3. Training -----------------------------------------------------------
+
+
+def check_folders(wanted):
+    """End if the folder of a wanted run is damaged or holds another run."""
+    for run in wanted:
+        folder = run.options.out
+        if not folder.exists():
+            continue
+        found, problems = run_folders.read_all([folder])
+        if problems:
+            fail(f"{problems[0]}. Mend it, or delete the folder")
+        for there in found:
+            recipe = {part: there[part] for part in run.recipe}
+            recipe["eval_size"] = run.recipe["eval_size"]  # how many are scored may differ
+            different = run_folders.recipe_differences(recipe, run.recipe)
+            if different:
+                fail(f"{folder} holds another run: {', '.join(different)}")
+
+
+def missing_runs(wanted, runs):
+    """The wanted runs that are not among these."""
+    there = set()
+    for run in runs:
+        there.add((model_of(run), run["training"]["lr"], run["seed"]))
+    missing = []
+    for run in wanted:
+        recipe = run.recipe
+        if (model_of(recipe), recipe["training"]["lr"], recipe["seed"]) not in there:
+            missing.append(run)
+    return missing
+
+
+def steps_done(folder):
+    """How far a run's log has come."""
+    try:
+        whole_lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
+        return json.loads(whole_lines[-1])["step"]
+    except (OSError, IndexError, ValueError):  # there is no log yet
+        return 0
+
+
+class Sweep:
+    """Trains runs, `jobs` side by side, each in a process of its own."""
+
+    def __init__(self, missing, jobs, program):
+        self.jobs, self.program = jobs, program
+        self.waiting = list(missing)
+        self.going = {}  # {process: (its run, a file with what it writes to stderr)}
+        self.steps = {run.options.out: steps_done(run.options.out) for run in missing}
+        threads = max(1, os.cpu_count() // jobs)
+        self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+
+    def start(self):
+        """Start runs while there is room."""
+        while self.waiting and len(self.going) < self.jobs:
+            run = self.waiting.pop(0)
+            command = [sys.executable, self.program, *run.words]
+            if (run.options.out / "ckpt.pt").exists():
+                command.append("--resume")
+            said = TemporaryFile("w+", encoding="utf-8", errors="replace")
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C reaches this program only, which tells its runs
+            )
+            self.going[process] = run, said
+
+    def look(self):
+        """Note how far the runs have come. Returns a line for each that has failed meanwhile."""
+        failures = []
+        for process, (run, said) in list(self.going.items()):
+            ended = process.poll() is not None
+            self.steps[run.options.out] = steps_done(run.options.out)
+            if ended:
+                del self.going[process]
+            if ended and process.returncode != 0:
+                said.seek(0)
+                failures.append(f"{run.options.out}: {reason(process.returncode, said.read())}")
+        return failures
+
+    def end(self):
+        """Ask the runs to stop, and wait until they have saved."""
+        for process in self.going:
+            process.terminate()
+        for process in self.going:
+            process.wait()
+
+
+# What train.py advises those who start a run by hand. Here the same command goes on.
+ADVICE = (
+    "; the same command with --resume goes on",
+    ": --resume goes on with it, or choose another --out",
+    ": choose another --out",
+)
+
+
+def reason(status, said):
+    """Why a run failed, in one line: the last that it said."""
+    if status < 0:
+        return f"killed by signal {-status}"
+    lines = said.replace("\r", "\n").split("\n")  # a progress bar redraws its line after \r
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        return f"status {status}"
+    last = lines[-1]
+    for advice in ADVICE:
+        last = last.replace(advice, "")
+    return last
+
+
+@contextlib.contextmanager
+def stop_requests():
+    """A list that gets the number of each signal that asks to stop: Ctrl-C, a batch system's."""
+    requests, before = [], {}
+    for number in train.STOP:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores that the terminal closes
+            before[number] = signal.signal(number, lambda number, frame: requests.append(number))
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def train_all(missing, jobs, program):
+    """Train these runs. Returns how many failed. Ctrl-C saves them and ends the program."""
+    sweep = Sweep(missing, jobs, program)
+    total = sum(run.recipe["training"]["steps"] for run in missing)
+    failed = 0
+    with stop_requests() as requests:
+        bar = tqdm(total=total, initial=sum(sweep.steps.values()), unit="step", smoothing=0)
+        try:
+            while (sweep.waiting or sweep.going) and not requests:
+                sweep.start()
+                time.sleep(1)
+                for failure in sweep.look():
+                    failed += 1
+                    bar.write(f"reproduce.py: {failure}", sys.stderr)
+                bar.update(sum(sweep.steps.values()) - bar.n)
+        finally:
+            bar.close()
+            if sweep.going:
+                print(f"reproduce.py: {len(sweep.going)} runs are being saved", file=sys.stderr)
+            sweep.end()
+        if requests:
+            print("reproduce.py: stopped; the same command goes on", file=sys.stderr)
+            sys.exit(128 + requests[0])
+    return failed
+
+
+# ---- 4. Figure, tables, verdicts -------------------------------------------
+
+
+def show(name, tried, path):
+    """Draw a comparison's figure, and print its scores and verdicts. tried: see tried_rates."""
+    comparison = COMPARISONS[name]
+    groups = at_best_rates(comparison, tried)
+    scores = scores_shown(comparison.scores, groups)
+    if not scores:
+        fail(f"no run has the scores that {name} shows: {', '.join(comparison.scores)}")
+    plot.save(comparison.figure(groups, scores, comparison.title(groups)), path)
+    print(f"\n{plot.table(groups, scores)}\n")
+
+    by_rate, main_scores = {}, []
+    for (task, model), rates in tried.items():
+        for rate, runs in rates.items():
+            by_rate[f"{model}, {task} at {rate}"] = runs
+            score = f"{task}: {runs[0]['main']}"
+            if score not in main_scores:
+                main_scores.append(score)
+    print(f"{plot.table(by_rate, main_scores)}\n")
+
+    for claim in CLAIMS:
+        if claim.comparison != name:
+            continue
+        for task in comparison.tasks:
+            if task in claim.tasks:
+                verdict = claim.judge(at_best_rates(comparison, tried, task))
+                print(claim.mark(task), claim.title, task, verdict.outcome, sep=" | ")
+
+
+def scores_shown(wanted, groups):
+    """The wanted scores that any run has; "k=" stands for k=1, k=2 and so on."""
+    there = {}
+    for runs in groups.values():
+        for run in runs:
+            there.update(run["scores"])
+    shown = []
+    for score in wanted:
+        if score == "k=":
+            shown += [name for name in there if name.startswith("k=")]
+        elif score in there:
+            shown.append(score)
+    return shown
+
+
+CLAIMS_HEAD = """# The paper's claims, judged by the runs that are here
+
+`python results/reproduce.py claims --out results` writes this page; the rules are in
+[claims.py](claims.py). An asterisk marks a rule that was written when some of its runs were known.
+AbCD is Canon-ACD beside the mixer's own convolution. A verdict is *undecided* if neither the rule
+nor its opposite holds for every seed, if there are fewer than three seeds, or if all models are at
+chance (at most 5 points above a guess) or at the ceiling (98%)."""
+
+
+def claims_page(runs):
+    """claims.md: for each result of the paper its claims, those with runs first."""
+    verdicts = judge_all(runs)
+    parts = [CLAIMS_HEAD]
+    for result, about in RESULTS.items():
+        rows = [["claim", "the paper", "rule", "here, each seed", "runs", "verdict"]]
+        mine = [found for found in verdicts if found[0].result == result]
+        mine.sort(key=lambda found: found[-1].outcome == NOT_RUN)
+        for claim, task, where, verdict in mine:
+            here = ""
+            if verdict.outcome != NOT_RUN:
+                each = [f"{seeds} {seeds.in_print()}" for seeds in verdict.models]
+                here = f"{verdict.models[0].score}: {'; '.join(each)}"
+            title = claim.title + claim.mark(task).removeprefix(result)
+            rows.append([title, claim.paper_on(task), verdict.rule, here, where, verdict.outcome])
+        parts.append(f"## {result}: {about}")
+        parts.append(plot.markdown(rows) if mine else "Not tried here.")
+    return "\n\n".join(parts) + "\n"
+
+
+def judge_all(runs):
+    """[(claim, task, which runs, Verdict)] for every task, preset and dtype that has runs, and for
+    the tasks of the claim's comparison that have none."""
+    found = by_model(runs)
+    kinds = sorted({(run["preset"], run["dtype"]) for run in runs})
+    tried = {}
+    for name, comparison in COMPARISONS.items():
+        tasks = set()
+        for claim in CLAIMS:
+            if claim.comparison == name:
+                tasks.update(claim.tasks)
+        for preset, dtype in kinds:
+            flags = ["--preset", preset, "--dtype", dtype, "--device", "cpu"]
+            tried[name, preset, dtype] = tried_rates(comparison, tasks, flags, found)
+
+    verdicts = []
+    for claim in CLAIMS:
+        comparison = COMPARISONS[claim.comparison]
+        for task in claim.tasks:
+            judged = []
+            for preset, dtype in kinds:
+                groups = at_best_rates(comparison, tried[claim.comparison, preset, dtype], task)
+                verdict = claim.judge(groups)
+                if verdict.outcome != NOT_RUN:
+                    judged.append((claim, task, f"{task}, {preset}, {dtype}", verdict))
+            if not judged and task in comparison.tasks:
+                where = f"{task}: `reproduce.py {claim.comparison}`"
+                judged.append((claim, task, where, claim.judge({})))
+            verdicts += judged
+    return verdicts
+
+
+# ---- 5. The command line ---------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(message)
+
+
+def read_command_line(argv):
+    """(options, the flags that are for train.py)"""
+    parser = Parser(
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="name the comparisons")
+    names = parser.add_subparsers(dest="name", metavar="NAME", help="a comparison, or: claims")
+    add = names.add_parser("claims", allow_abbrev=False).add_argument
+    add("--out", type=Path, default="out", help="the folder for claims.md (default: out)")
+    for name in COMPARISONS:
+        add = names.add_parser(name, allow_abbrev=False).add_argument
+        add("--dry-run", action="store_true", help="print the command of each run")
+        add("--draw", action="store_true", help="train nothing")
+        add("--seeds", type=count, default=3, help="of each model (default: 3)")
+        add("--jobs", type=count, help="runs side by side (default: one per core; one on a GPU)")
+        add("--lr", type=rates, default=[], help="learning rates to try, as in 2e-3,4e-3")
+        add("--out", type=Path, default="out", help="the folder for the figure (default: out)")
+        add("--program", default=train.__file__, help="your own, in place of train.py")
+    options, flags = parser.parse_known_args(argv)
+    if options.name in (None, "claims") and flags:
+        fail(f"{' '.join(flags)}: not for {options.name or '--list'}")
+    if options.list and options.name is not None:
+        fail(f"--list stands alone, without {options.name}")
+    for word in flags:
+        flag = word.split("=")[0]
+        if flag in ("--task", "--seed", "--resume"):
+            fail(f"{flag}: each run of a comparison has its own")
+    return options, flags
+
+
+def count(text):
+    number = int(text)
+    if not 1 <= number <= 999:
+        raise ValueError
+    return number
+
+
 def rates(text):
-    return sorted({*map(float, text.split(","))})
+    return sorted({float(rate) for rate in text.split(",")})
 
 
 def main(argv=None):
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=plain)
-    parser.error = fail
-    add = parser.add_argument
-    add("name", nargs="?", choices=["claims", *GROUPS])
-    add("--list", action="store_true")
-    add("--dry-run", action="store_true")
-    add("--draw", action="store_true")
-    add("--seeds", default=3, **train.between(1, 999), help="of a model (default: 3)")
-    add("--jobs", **train.between(1, 999), help="side by side (default: one a core; on a GPU, one)")
-    add("--lr", type=rates, default=[])
-    add("--out", type=Path, default="out", help="for figures and claims.md (default: out)")
-    add("--program", default=train.__file__, help="your own (results/README.md)")
-    args, rest = parser.parse_known_args(argv)
-    if args.list or args.name in (None, "claims"):
-        parser.parse_args(argv)
-    if args.name == "claims":
-        print(text := claims())
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "claims.md").write_text(text + "\n")
+    options, flags = read_command_line(argv)
+    if options.name is None:
+        list_comparisons()
+    elif options.name == "claims":
+        write_claims(options.out)
+    else:
+        compare(options, flags)
+
+
+def list_comparisons():
+    for name, comparison in COMPARISONS.items():
+        results = []
+        for claim in CLAIMS:
+            if claim.comparison == name and claim.result not in results:
+                results.append(claim.result)
+        runs = 3 * len(comparison.models) * len(comparison.tasks)
+        hours = runs * comparison.minutes / 60 / 2
+        about = f"{', '.join(results):16}{runs:3} runs"
+        print(f"{name:10}{about}, {hours:4.1f} hours at nano on two cores")
+
+
+def write_claims(folder):
+    runs, problems = finished_runs()
+    page = claims_page(runs)
+    print(page)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "claims.md").write_text(page)
+    report(problems)
+    if problems:
+        sys.exit(1)
+
+
+def compare(options, flags):
+    """Train what is missing, draw and judge."""
+    if not Path(options.program).is_file():
+        fail(f"--program {options.program}: no such file")
+    runpy.run_path(options.program, run_name="program")  # enters its own mixers and tasks
+    comparison = COMPARISONS[options.name]
+    wanted = wanted_runs(comparison, flags, options.seeds, options.lr)
+    if options.dry_run:
+        for run in wanted:
+            print(shlex.join(["python", Path(options.program).name, *run.words]))
         return
-    if args.list or not args.name:
-        for name, group in GROUPS.items():
-            hours = len(group.models) * len(group.tasks) * args.seeds * group.minutes / 120
-            print(f"{name:10} {hours:.1f} hours at nano on two cores")
-        return
-    if {"--seed", "--resume"} & {word.split("=")[0] for word in rest}:
-        fail("--seed, --resume: each run has its own")
-    if not Path(args.program).is_file():
-        fail(f"--program {args.program}: no such file")
-    runpy.run_path(args.program, run_name="program")
-    group = GROUPS[args.name]
-    planned = plan(group, rest, args.seeds, args.lr)
-    if args.dry_run:
-        for words in planned:
-            print("python", Path(args.program).name, *words)
-        return
-    first = train.prepare(planned[0])[0]
-    jobs = args.jobs or (os.cpu_count() if first.device == "cpu" else 1)
-    well = args.draw or train_all(planned, jobs, args.program)
-    best, tried = represent(group, rest, all_runs(), args.lr)
-    if not best:
-        fail(f"out/ and results/ have no runs of {args.name}")
-    show(args.name, best, tried, first.preset, args.out)
-    sys.exit(not well)
+
+    check_folders(wanted)
+    first, failed = wanted[0], 0
+    if not options.draw:
+        missing = missing_runs(wanted, finished_runs()[0])
+        print(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them are here", file=sys.stderr)
+        one_a_core = os.cpu_count() if first.options.device == "cpu" else 1
+        if missing:
+            failed = train_all(missing, options.jobs or one_a_core, options.program)
+
+    runs, problems = finished_runs()
+    report(problems)
+    tried = tried_rates(comparison, comparison.tasks, flags, by_model(runs), only=options.lr)
+    if not tried:
+        fail(f"out/ and results/ have no runs of {options.name}")
+    show(options.name, tried, options.out / f"{options.name}_{first.preset}.png")
+    sys.exit(1 if failed or problems else 0)
+
+
+def report(problems):
+    for problem in problems:
+        print(f"reproduce.py: {problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

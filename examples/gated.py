@@ -1,0 +1,28 @@
+"""A Canon layer of your own: each channel gates what its convolution adds by its own input.
+
+python examples/gated.py --task copy --canon abcd --canon-type gated
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_gpt.py is
+import train
+from canon_gpt import CANONS, Canon
+
+
+class GatedCanon(Canon):
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        self.gate = torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x, state=None):  # (B, T, width) -> same
+        mixed = super().forward(x, state)
+        return x + 2 * torch.sigmoid(self.gate * x) * (mixed - x)
+
+
+CANONS["gated"] = GatedCanon
+if __name__ == "__main__":
+    train.main(program=__file__)

@@ -1,0 +1,38 @@
+"""A mixer of your own: RetNet's retention, without its gate, norm and rotation.
+
+python examples/retention.py --task copy --mixer retention --canon abcd --N 12 --block-size 25
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_gpt.py is
+import train
+from canon_gpt import MIXERS, LinearMixer, canon_at, heads
+
+
+class Retention(LinearMixer):
+    parameter_share = 4  # its matrices hold 4 D^2 parameters; the MLP gets the other 8
+    n_head = 4
+
+    def __init__(self, config):
+        super().__init__()
+        D = config.d_model
+        self.qkv = torch.nn.Linear(D, 3 * D, bias=False)
+        self.canon = canon_at("b", 3 * D, config)
+        self.out = torch.nn.Linear(D, D, bias=False)
+
+    def forward(self, x, state=None):  # (B, T, D) -> (B, T, D)
+        q, k, v = self.canon(self.qkv(x), state).chunk(3, dim=-1)
+        q, k, v = heads(q, self.n_head), heads(k, self.n_head), heads(v, self.n_head)
+        decay = 1 - 2.0 ** -torch.arange(5.0, 5 + self.n_head, device=x.device)
+        log_decay = decay.log().expand(q.shape[:3])  # (B, T, H)
+        o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, state=state)
+        return self.out(o.flatten(2))
+
+
+MIXERS["retention"] = Retention
+if __name__ == "__main__":
+    train.main(program=__file__)

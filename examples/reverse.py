@@ -1,0 +1,31 @@
+"""A task of your own: say the numbers backward.
+
+python examples/reverse.py --task reverse --canon abcd
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where tasks.py is
+import train
+from tasks import TASKS, Copy, Document
+
+
+class Reverse(Copy):
+    meaning = "after <query>, the numbers backward"
+
+    def __init__(self, N=16, block_size=33):  # the defaults are what the command line can replace
+        super().__init__(N, block_size)
+
+    def documents(self, rng, count):
+        found = []
+        for document in super().documents(rng, count):
+            numbers = document.tokens[1 : self.N + 1]
+            tokens = [self.bos, *numbers, self.query, *reversed(numbers)]
+            found.append(Document(tokens, document.targets))  # the same places count in the loss
+        return found
+
+
+TASKS["reverse"] = Reverse
+if __name__ == "__main__":
+    train.main(program=__file__)

@@ -1,0 +1,665 @@
+"""The paper's claims, and the rules that judge them by the runs that are here.
+
+A claim is a function that says, in the words of section 3, what must hold of the last scores of
+models. Its decorator names the paper's result, the comparison whose models it is about, the tasks
+that it is judged on and the paper's own numbers. Reading order: 1 scores made of other scores;
+2 verdicts; 3 what can be said of models; 4 the claims.
+
+    python results/reproduce.py claims     judges all of them
+"""
+
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tasks import score_text
+
+# ---- 1. Scores made of other scores ----------------------------------------
+
+MAIN_SCORES = {  # the one score that a task is judged by
+    "copy": "sequences",
+    "depo0": "answers",
+    "depo1": "answers",
+    "depo2": "answers",
+    "brevo1": "all",
+    "brevo2": "all",
+    "mano": "longest",
+    "capo": "bits/param",
+    "lano": "sentences",
+}
+MASTERED = 0.9  # a hop counts as mastered from this share of right answers on
+
+
+def with_made_scores(run):
+    """A copy of the run with more scores in every evaluation:
+
+    answers          Depo: the mean over all k, as many hops as a question can ask for
+    hops mastered    Depo: the largest k up to which each scored k is mastered
+    steps to k=1     Depo: the first evaluated step at which k=1 is mastered, inf before
+    longest          Mano: the share right of the longest expressions
+    depo0: answers   any task: its main score, under a name that no other task has
+
+    and with "main", the name of its task's main score: for a task of one's own its last score.
+    """
+    task, units = run["task"]["name"], dict(run["scores"])
+    main = MAIN_SCORES.get(task, list(run["evals"][-1]["eval"])[-1])
+    evals, steps_to_first = [], math.inf
+    for evaluation in run["evals"]:
+        step, scores = evaluation["step"], dict(evaluation["eval"])
+        hops = [score for score in scores if score.startswith("k=")]
+        lengths = [score for score in scores if score.startswith("l=")]
+        if hops:
+            scores["answers"] = statistics.mean(scores[score] for score in hops)
+            scores["hops mastered"] = hops_mastered(scores, hops)
+            if scores["k=1"] >= MASTERED:
+                steps_to_first = min(steps_to_first, step)
+            scores["steps to k=1"] = steps_to_first
+            units.update({"answers": "share", "hops mastered": "hops", "steps to k=1": "steps"})
+        if lengths:
+            scores["longest"] = scores[lengths[-1]]
+            units["longest"] = "share"
+        scores[f"{task}: {main}"] = scores[main]
+        evals.append({"step": step, "eval": scores})
+    units[f"{task}: {main}"] = units[main]
+    return {**run, "evals": evals, "scores": units, "main": main}
+
+
+def hops_mastered(scores, hops):
+    """hops: the scored k as scores' names, from few hops to many."""
+    mastered = 0
+    for score in hops:
+        if scores[score] < MASTERED:
+            break
+        mastered = int(score.removeprefix("k="))
+    return mastered
+
+
+def last_score(run, score):
+    """The run's score at the end, None if it has no such score."""
+    return run["evals"][-1]["eval"].get(score)
+
+
+# ---- 2. Verdicts -----------------------------------------------------------
+#
+# A rule compares all seeds of models. It holds, does not hold, or is undecided.
+
+SEEDS = 3  # fewer decide nothing
+MARGIN = 0.05  # five points: so much above a guess is still chance, so much below is still close
+CEILING = 0.98  # from this share on, models cannot be told apart
+
+NOT_RUN = "not run"
+TOO_FEW = "undecided: too few seeds"
+AT_CHANCE = "undecided: at chance"
+AT_CEILING = "undecided: at the ceiling"
+UNDECIDED = "undecided"  # seeds overlap, or a ratio to a model that has learnt nothing
+FAILS = "does not hold"
+HOLDS = "holds"
+
+
+@dataclass
+class Seeds:
+    """The last scores of a model's runs, one a seed."""
+
+    model: str
+    score: str
+    values: list
+    unit: str = "share"
+    chance: float = MARGIN  # at most so much is learnt by who has learnt nothing
+    ceiling: float = CEILING
+
+    @property
+    def lowest(self):
+        return min(self.values, default=math.nan)
+
+    @property
+    def highest(self):
+        return max(self.values, default=math.nan)
+
+    @property
+    def mean(self):
+        return statistics.mean(self.values) if self.values else math.nan
+
+    def __str__(self):
+        """The model's name, as it stands in a rule."""
+        return f"`{self.model}`"
+
+    def in_print(self):
+        """Each seed: "11%, 12%, 10%"."""
+        if self.unit == "steps":
+            texts = [f"{value:,.0f}" for value in self.values]
+        else:
+            texts = [score_text(value, self.unit) for value in self.values]
+        return ", ".join(texts)
+
+
+def seeds_of(runs, model, score):
+    """The Seeds of a model, from its runs on one task. "main" is the task's main score."""
+    if score == "main" and runs:
+        score = runs[0]["main"]
+    runs = [run for run in runs if last_score(run, score) is not None]
+    seeds = Seeds(model, score, [last_score(run, score) for run in runs])
+    if not runs:
+        return seeds
+    seeds.unit = runs[0]["scores"].get(score)
+    if seeds.unit == "share":
+        seeds.chance = (runs[0]["chance"] or 0) + MARGIN
+    else:
+        seeds.chance, seeds.ceiling = 0, math.nan  # nan: no value reaches it
+    if seeds.unit == "hops":
+        seeds.ceiling = runs[0]["task"]["K"]
+    return seeds
+
+
+@dataclass
+class Verdict:
+    rule: str  # in words
+    outcome: str  # one of those above
+    models: list  # the Seeds that it rests on
+
+
+def decide(rule, models, holds, fails):
+    """The verdict on a rule about these models, from whether it holds and whether it fails.
+
+    It is undecided whatever they say with fewer than three seeds, and, where models are compared,
+    if all of them are at chance or all at the ceiling.
+    """
+    comparison = len(models) > 1
+    chance = max(seeds.chance for seeds in models)
+    ceiling = max(seeds.ceiling for seeds in models)
+    if any(not seeds.values for seeds in models):
+        outcome = NOT_RUN
+    elif any(len(seeds.values) < SEEDS for seeds in models):
+        outcome = TOO_FEW
+    elif comparison and all(seeds.highest <= chance for seeds in models):
+        outcome = AT_CHANCE
+    elif comparison and all(seeds.lowest >= ceiling for seeds in models):
+        outcome = AT_CEILING
+    elif holds:
+        outcome = HOLDS
+    elif fails:
+        outcome = FAILS
+    else:
+        outcome = UNDECIDED
+    return Verdict(rule, outcome, models)
+
+
+def all_hold(*verdicts):
+    """Each of the rules holds. What has not been run decides first, then what fails."""
+    order = [NOT_RUN, TOO_FEW, FAILS, UNDECIDED, AT_CHANCE, AT_CEILING, HOLDS]
+    outcome = min((verdict.outcome for verdict in verdicts), key=order.index)
+    models = {}
+    for verdict in verdicts:
+        for seeds in verdict.models:
+            models[seeds.model] = seeds
+    rule = "; ".join(verdict.rule for verdict in verdicts)
+    return Verdict(rule, outcome, list(models.values()))
+
+
+# ---- 3. What can be said of models -----------------------------------------
+#
+# Each takes Seeds and returns a Verdict. Its rule is what claims.md prints.
+
+
+def above(a, b):
+    rule = f"every seed of {a} is above every seed of {b}"
+    return decide(rule, [a, b], holds=a.lowest > b.highest, fails=a.highest < b.lowest)
+
+
+def at_least_times(a, factor, b):
+    """Nothing is a multiple of a model that has learnt nothing: then it is undecided."""
+    rule = f"every seed of {a} is at least {factor:g} times as high as every seed of {b}"
+    learnt = b.highest > b.chance
+    holds = learnt and a.lowest >= factor * b.highest
+    fails = learnt and a.highest < factor * b.lowest
+    return decide(rule, [a, b], holds, fails)
+
+
+def close_to(a, b):
+    rule = f"no seed of {a} is more than 5 points below the mean of {b}"
+    goal = b.mean - MARGIN
+    return decide(rule, [a, b], holds=a.lowest >= goal, fails=a.highest < goal)
+
+
+def covers(a, share, start, end):
+    """If the seeds of start and end are not apart, there is no way between them: undecided."""
+    way = f"the way from the mean of {start} to the mean of {end}"
+    rule = f"every seed of {a} covers at least {share:.0%} of {way}"
+    goal = start.mean + share * (end.mean - start.mean)
+    apart = end.lowest > start.highest
+    holds = apart and a.lowest >= goal
+    fails = apart and a.highest < goal
+    return decide(rule, [a, start, end], holds, fails)
+
+
+def sooner(a, b):
+    rule = f"every seed of {a} takes fewer steps than every seed of {b}"
+    return decide(rule, [a, b], holds=a.highest < b.lowest, fails=a.lowest > b.highest)
+
+
+def reaches(a, share):
+    rule = f"every seed of {a} reaches {share:.0%}"
+    return decide(rule, [a], holds=a.lowest >= share, fails=a.highest < share)
+
+
+def below(a, share):
+    rule = f"every seed of {a} is above chance and below {share:.0%}"
+    holds = a.lowest > a.chance and a.highest < share
+    return decide(rule, [a], holds, fails=a.lowest >= share)
+
+
+def at_chance(a):
+    rule = f"every seed of {a} is at chance"
+    return decide(rule, [a], holds=a.highest <= a.chance, fails=a.lowest > a.chance)
+
+
+# ---- 4. The claims ---------------------------------------------------------
+#
+# `runs(model, score)` gives the Seeds of a model of the comparison, on the task that is judged.
+
+RESULTS = {
+    "R1": "one layer with Canon copies",
+    "R2": "Canon reasons deeper, and helps on every task",
+    "R3": "with Canon, models need no positions",
+    "R4": "each point helps",
+    "R5": "gated and standard MLPs",
+    "R6": "GLA with Canon",
+    "R7": "Mamba2 without its convolution",
+    "R8": "Gated DeltaNet without its convolution",
+    "R9": "Canon in place of the built-in convolution, and beside it",
+    "R10": "attention and recurrences, all with Canon",
+    "R11": "what limits recurrences",
+    "R12": "language models of 1.3B parameters",
+}
+DEPO0 = ("depo0",)
+DEPO = ("depo0", "depo1")
+OTHER_TASKS = ("depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano")
+RECURRENCES = ("GLA + AbCD", "Mamba2 + AbCD", "GDN + AbCD")
+CLAIMS = []
+
+
+@dataclass
+class Claim:
+    result: str  # of the paper: "R1" to "R12"
+    title: str
+    comparison: str  # in comparisons.py
+    tasks: tuple  # the claim is judged on each of them that has runs
+    paper: str | dict  # the paper's numbers, or {task: numbers}
+    before_the_runs: tuple  # the tasks on which no run was known when the rule was written
+    rule: Callable
+    about: str | None  # the model that the title ends with, if the rule is for several
+
+    def judge(self, groups):
+        """The Verdict, from {model: its runs on one task}."""
+
+        def runs(model, score):
+            return seeds_of(groups.get(model, []), model, score)
+
+        if self.about is None:
+            return self.rule(runs)
+        return self.rule(runs, self.about)
+
+    def paper_on(self, task):
+        """The paper's numbers."""
+        return self.paper if isinstance(self.paper, str) else self.paper.get(task, "")
+
+    def mark(self, task):
+        """R2, or R2* if runs on this task were known when the rule was written."""
+        return self.result if task in self.before_the_runs else f"{self.result}*"
+
+
+def claim(result, title, comparison, tasks, paper="", before_the_runs=(), each=(None,)):
+    """Enter the function below into CLAIMS. With `each`, it is a claim about each of these models,
+    its second argument, whose name takes the place of {} in the title."""
+
+    def enter(rule):
+        for about in each:
+            full_title = title.format(about)
+            CLAIMS.append(
+                Claim(result, full_title, comparison, tasks, paper, before_the_runs, rule, about)
+            )
+        return rule
+
+    return enter
+
+
+# R1: copying
+
+
+@claim("R1", "One layer copies with Canon, and not without", "copy", ("copy",), paper="100%; 0%")
+def one_layer_copies_with_canon_only(runs):
+    return all_hold(
+        reaches(runs("one layer + Canon", "sequences"), 0.9),
+        at_chance(runs("one layer", "sequences")),
+    )
+
+
+@claim("R1", "Twice the steps do not make up for Canon", "copy", ("copy",))
+def copying_takes_more_than_twice_the_steps(runs):
+    return above(
+        runs("one layer + Canon", "sequences"), runs("one layer, twice the steps", "sequences")
+    )
+
+
+@claim("R1", "Two layers or 128 dims copy without Canon", "copy", ("copy",))
+def larger_models_copy_without_canon(runs):
+    return all_hold(
+        reaches(runs("two layers", "sequences"), 0.9), reaches(runs("128 dims", "sequences"), 0.9)
+    )
+
+
+# R2: Canon with rotary positions
+
+
+@claim("R2", "Canon reasons deeper", "hops", DEPO, paper="2-4 times", before_the_runs=DEPO0)
+def canon_reasons_deeper(runs):
+    return above(runs("RoPE + Canon", "hops mastered"), runs("RoPE", "hops mastered"))
+
+
+@claim("R2", "Canon reasons twice as deep", "hops", DEPO, paper="2-4 times", before_the_runs=DEPO0)
+def canon_reasons_twice_as_deep(runs):
+    return at_least_times(runs("RoPE + Canon", "hops mastered"), 2, runs("RoPE", "hops mastered"))
+
+
+@claim(
+    "R2",
+    "Twice the steps do not make up for Canon ({})",
+    "depth",
+    DEPO,
+    before_the_runs=DEPO0,
+    each=("RoPE", "NoPE"),
+)
+def hops_take_more_than_twice_the_steps(runs, positions):
+    return above(
+        runs(f"{positions} + Canon", "answers"), runs(f"{positions}, twice the steps", "answers")
+    )
+
+
+@claim(
+    "R2",
+    "{} masters twice as many hops as RoPE at K=1 and K=2",
+    "fewer",
+    DEPO0,
+    paper="2-4 times",
+    each=("NoPE + Canon", "RoPE + Canon"),
+)
+def canon_masters_twice_as_many_hops_as_the_best_rope(runs, model):
+    hops = runs(model, "hops mastered")
+    return all_hold(
+        at_least_times(hops, 2, runs("RoPE, K=1", "hops mastered")),
+        at_least_times(hops, 2, runs("RoPE, K=2, twice the steps", "hops mastered")),
+    )
+
+
+@claim("R2", "Canon masters more of two hops", "fewer", DEPO0)
+def canon_masters_more_of_two_hops(runs):
+    return above(runs("RoPE + Canon, K=2", "hops mastered"), runs("RoPE, K=2", "hops mastered"))
+
+
+@claim("R2", "At K=4 Canon masters one hop sooner than RoPE at K=1", "fewer", DEPO0)
+def canon_masters_one_hop_sooner(runs):
+    rope = runs("RoPE, K=1", "steps to k=1")
+    return all_hold(
+        sooner(runs("RoPE + Canon", "steps to k=1"), rope),
+        sooner(runs("NoPE + Canon", "steps to k=1"), rope),
+    )
+
+
+@claim(
+    "R2",
+    "Canon helps RoPE",
+    "tasks",
+    OTHER_TASKS,
+    paper={
+        "depo1": "0% to 94% (k=8)",
+        "depo2": "30% to 99% (k=16)",
+        "brevo1": "27.5% to 58.8%",
+        "brevo2": "81.4% to 87.8%",
+        "mano": "41.6% to 83.0%",
+        "capo": "10-15%",
+        "lano": "79.1% to 86.7%",
+    },
+)
+def canon_helps_rope(runs):
+    return above(runs("RoPE + Canon", "main"), runs("RoPE", "main"))
+
+
+# R3: positions
+
+
+@claim("R3", "NoPE alone learns next to nothing", "nope", DEPO, paper="0% (k=8)")
+def nope_alone_learns_next_to_nothing(runs):
+    nope = runs("NoPE", "answers")
+    return all_hold(at_chance(nope), above(runs("NoPE + Canon", "answers"), nope))
+
+
+@claim("R3", "NoPE + Canon is as good as RoPE + Canon", "nope", DEPO, paper="100%; 94% (k=8)")
+def nope_is_as_good_as_rope(runs):
+    return close_to(runs("NoPE + Canon", "answers"), runs("RoPE + Canon", "answers"))
+
+
+@claim("R3", "NoPE + Canon beats ALiBi and H-ALiBi", "nope", DEPO, before_the_runs=DEPO)
+def nope_beats_alibi(runs):
+    nope = runs("NoPE + Canon", "answers")
+    return all_hold(above(nope, runs("ALiBi", "answers")), above(nope, runs("H-ALiBi", "answers")))
+
+
+@claim(
+    "R3",
+    "With Canon, RoPE(1/4) is as good as RoPE",
+    "nope",
+    DEPO,
+    paper="100% (k=8)",
+    before_the_runs=DEPO0,
+)
+def a_quarter_of_rope_is_as_good(runs):
+    return close_to(runs("RoPE(1/4) + Canon", "answers"), runs("RoPE + Canon", "answers"))
+
+
+@claim("R3", "Canon lifts NoPE", "tasks", OTHER_TASKS)
+def canon_lifts_nope(runs):
+    return above(runs("NoPE + Canon", "main"), runs("NoPE", "main"))
+
+
+# R4: points and variants
+
+
+@claim("R4", "A, B, C and D each help alone", "ablation", DEPO, before_the_runs=DEPO0)
+def each_point_helps_alone(runs):
+    none = runs("none", "answers")
+    return all_hold(
+        above(runs("A", "answers"), none),
+        above(runs("B", "answers"), none),
+        above(runs("C", "answers"), none),
+        above(runs("D", "answers"), none),
+    )
+
+
+@claim("R4", "A, B, C and D add up", "ablation", DEPO, before_the_runs=DEPO0)
+def points_add_up(runs):
+    everywhere = runs("ABCD", "answers")
+    return all_hold(
+        above(everywhere, runs("A", "answers")),
+        above(everywhere, runs("B", "answers")),
+        above(everywhere, runs("C", "answers")),
+        above(everywhere, runs("D", "answers")),
+    )
+
+
+@claim("R4", "A and C do half of the work", "ablation", DEPO, paper="strong", before_the_runs=DEPO0)
+def a_and_c_do_half_of_the_work(runs):
+    return covers(
+        runs("AC", "answers"), 0.5, start=runs("none", "answers"), end=runs("ABCD", "answers")
+    )
+
+
+@claim(
+    "R4",
+    "Frozen weights do half of the work",
+    "ablation",
+    DEPO,
+    paper="a lot",
+    before_the_runs=DEPO0,
+)
+def frozen_weights_do_half_of_the_work(runs):
+    return covers(
+        runs("frozen", "answers"), 0.5, start=runs("none", "answers"), end=runs("ABCD", "answers")
+    )
+
+
+@claim("R4", "Canon needs its residual", "ablation", DEPO, before_the_runs=DEPO0)
+def canon_needs_its_residual(runs):
+    return above(runs("ABCD", "answers"), runs("no residual", "answers"))
+
+
+@claim("R4", "A SiLU does harm", "ablation", DEPO, paper="no help", before_the_runs=DEPO0)
+def a_silu_does_harm(runs):
+    return above(runs("ABCD", "answers"), runs("SiLU", "answers"))
+
+
+# R5: MLPs
+
+
+@claim("R5", "Gated MLPs calculate better", "mlp", ("mano",), paper="slightly")
+def gated_mlps_calculate_better(runs):
+    return above(runs("gated", "longest"), runs("standard", "longest"))
+
+
+@claim("R5", "ReLU^2 helps the standard MLP", "mlp", ("mano",), paper="slightly")
+def relu2_helps_the_standard_mlp(runs):
+    return above(runs("ReLU^2", "longest"), runs("standard", "longest"))
+
+
+@claim("R5", "Gated MLPs store less", "mlp", ("capo",))
+def gated_mlps_store_less(runs):
+    return above(runs("standard", "bits/param"), runs("gated", "bits/param"))
+
+
+# R6 to R9: recurrences and their own convolutions
+
+
+@claim(
+    "R6",
+    "GLA is weaker than Mamba2, and matches it with Canon",
+    "linear",
+    DEPO,
+    paper="19% to 50%; 43% (k=4)",
+    before_the_runs=DEPO0,
+)
+def canon_brings_gla_up_to_mamba2(runs):
+    mamba2 = runs("Mamba2, conv", "answers")
+    return all_hold(
+        above(mamba2, runs("GLA, no conv", "answers")),
+        close_to(runs("GLA + AbCD", "answers"), mamba2),
+    )
+
+
+@claim(
+    "R7",
+    "Mamba2 without its convolution falls to GLA's level",
+    "linear",
+    DEPO,
+    paper="43% to 6%; 19% (k=4)",
+    before_the_runs=DEPO0,
+)
+def mamba2_falls_without_its_convolution(runs):
+    without = runs("Mamba2, no conv", "answers")
+    return all_hold(
+        above(runs("Mamba2, conv", "answers"), without),
+        close_to(runs("GLA, no conv", "answers"), without),
+    )
+
+
+@claim(
+    "R8",
+    "Of all without convolutions, GDN is best",
+    "linear",
+    DEPO,
+    paper="22%; 6%, 19% (k=4)",
+    before_the_runs=DEPO0,
+)
+def gdn_is_best_without_convolutions(runs):
+    gdn = runs("GDN, no conv", "answers")
+    return all_hold(
+        above(gdn, runs("Mamba2, no conv", "answers")), above(gdn, runs("GLA, no conv", "answers"))
+    )
+
+
+@claim("R9", "Canon-ACD matches the built-in convolution", "linear", DEPO, before_the_runs=DEPO0)
+def canon_matches_the_built_in_convolution(runs):
+    return all_hold(
+        close_to(runs("Mamba2 + ACD", "answers"), runs("Mamba2, conv", "answers")),
+        close_to(runs("GDN + ACD", "answers"), runs("GDN, conv", "answers")),
+    )
+
+
+@claim(
+    "R9",
+    "Canon does the built-in convolution no harm",
+    "linear",
+    DEPO,
+    paper="+44, +59 points (k=4)",
+    before_the_runs=DEPO0,
+)
+def canon_does_no_harm(runs):
+    return all_hold(
+        close_to(runs("Mamba2 + AbCD", "answers"), runs("Mamba2, conv", "answers")),
+        close_to(runs("GDN + AbCD", "answers"), runs("GDN, conv", "answers")),
+    )
+
+
+# R10 and R11: attention and recurrences, all with Canon
+
+
+@claim(
+    "R10", "With Canon, NoPE is about as good as RoPE(1/4)", "families", DEPO, before_the_runs=DEPO0
+)
+def nope_is_about_as_good_as_a_quarter_of_rope(runs):
+    nope, quarter = runs("NoPE + Canon", "answers"), runs("RoPE(1/4) + Canon", "answers")
+    return all_hold(close_to(nope, quarter), close_to(quarter, nope))
+
+
+@claim(
+    "R10",
+    "Attention reasons twice as deep as {}",
+    "families",
+    DEPO,
+    paper="2-4 times",
+    before_the_runs=DEPO0,
+    each=RECURRENCES,
+)
+def attention_reasons_twice_as_deep(runs, recurrence):
+    hops = runs(recurrence, "hops mastered")
+    return all_hold(
+        at_least_times(runs("RoPE(1/4) + Canon", "hops mastered"), 2, hops),
+        at_least_times(runs("NoPE + Canon", "hops mastered"), 2, hops),
+    )
+
+
+@claim(
+    "R10",
+    "{} stores 1.2 times as much as attention",
+    "families",
+    ("capo",),
+    paper="1.4 times",
+    before_the_runs=("capo",),
+    each=RECURRENCES,
+)
+def recurrences_store_more(runs, recurrence):
+    return at_least_times(
+        runs(recurrence, "bits/param"), 1.2, runs("RoPE(1/4) + Canon", "bits/param")
+    )
+
+
+@claim("R11", "{} stays under 99% at one hop", "families", DEPO, each=RECURRENCES)
+def recurrences_err_at_the_first_hop(runs, recurrence):
+    return below(runs(recurrence, "k=1"), 0.99)
+
+
+@claim("R11", "A hybrid reasons deeper than a recurrence", "families", DEPO, before_the_runs=DEPO0)
+def a_hybrid_reasons_deeper(runs):
+    return above(runs("GDN/RoPE + AbCD", "hops mastered"), runs("GDN + AbCD", "hops mastered"))

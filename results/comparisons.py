@@ -1,0 +1,369 @@
+"""What is compared: the models of each comparison, the tasks they train on, and their figure.
+
+    python results/reproduce.py --list     names the comparisons
+    python results/reproduce.py nope       trains, draws and judges one of them
+
+A model is a name and a line of train.py's flags; what the line leaves out is as the task's preset
+sets it. claims.py says what is claimed about these models, and asks for them by their names.
+
+Reading order: 3 the comparisons, a table; then 1 what several of them share, and 2 titles.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Callable
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import plot
+from tasks import score_text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every model is trained on every task."""
+
+    minutes: int  # that a run takes at nano on one core
+    tasks: list
+    models: dict  # {name: train.py's flags}, in the order of drawing
+    figure: Callable  # (groups, scores, title) -> figure; groups: {name: its runs}
+    scores: list  # that the figure shows; "k=" stands for k=1, k=2 and so on
+    title: Callable  # groups -> what was found
+    twice_the_steps: tuple = ()  # the models that train for twice the preset's steps
+    half_the_width: tuple = ()  # the tasks whose models have half of the preset's width
+
+
+# ---- 1. What several comparisons share -------------------------------------
+
+PAIRS = {
+    "RoPE": "",
+    "RoPE + Canon": "--canon abcd",
+    "NoPE": "--pos nope",
+    "NoPE + Canon": "--pos nope --canon abcd",
+}
+
+QUARTER = {"RoPE(1/4) + Canon": "--pos rope4 --canon abcd"}
+
+# Canon-AbCD is Canon at A, C and D beside the mixer's own convolution, which takes B's place.
+FULL_LINEAR = {
+    "GLA + AbCD": "--mixer gla --short-conv --canon acd",
+    "Mamba2 + AbCD": "--mixer mamba2 --short-conv --canon acd",
+    "GDN + AbCD": "--mixer gdn --short-conv --canon acd",
+}
+
+TASKS_SCORES = [
+    "depo0: answers",
+    "depo1: answers",
+    "depo2: answers",
+    "brevo1: all",
+    "brevo2: all",
+    "mano: longest",
+    "capo: bits/param",
+    "lano: sentences",
+]
+
+
+# ---- 2. Titles -------------------------------------------------------------
+#
+# A title says what was found, in the numbers of the runs that are shown.
+
+
+def typical(groups, model, score):
+    """The median over the model's seeds, in print; "?" if there are none."""
+    runs = [run for run in groups.get(model, []) if score in run["scores"]]
+    if not runs:
+        return "?"
+    return score_text(median(plot.last_scores(runs, score)), runs[0]["scores"][score])
+
+
+def hops_asked(groups):
+    """The numbers of hops that any run is scored for, such as [1, 2, 4]."""
+    asked = set()
+    for runs in groups.values():
+        for run in runs:
+            for score in run["scores"]:
+                if score.startswith("k="):
+                    asked.add(int(score.removeprefix("k=")))
+    return sorted(asked)
+
+
+def copy_title(groups):
+    with_canon = typical(groups, "one layer + Canon", "sequences")
+    without = typical(groups, "one layer", "sequences")
+    return f"One 16-dim layer copies {with_canon} of the sequences with Canon, {without} without"
+
+
+def hops_title(groups):
+    hops, hops_without = hops_mastered(groups)
+    up_to = f"with it, they follow up to {max(hops, default=0)}"
+    most_without = max(hops_without, default=0)
+    if most_without == 0:
+        return f"Without Canon, these models never learn to follow even one edge; {up_to}"
+    return f"Without Canon, these models follow up to {most_without} edges; {up_to}"
+
+
+def hops_mastered(groups):
+    """What each run masters: with Canon, and without."""
+    with_canon, without = [], []
+    for model, runs in groups.items():
+        if "Canon" in model:
+            with_canon += plot.last_scores(runs, "hops mastered")
+        else:
+            without += plot.last_scores(runs, "hops mastered")
+    return with_canon, without
+
+
+def depth_title(groups):
+    most = hops_asked(groups)[-1]
+    nope = plot.last_scores(groups.get("NoPE + Canon", []), "hops mastered")
+    rope = plot.last_scores(groups.get("RoPE + Canon", []), "hops mastered")
+    _, without = hops_mastered(groups)
+    return (
+        f"{most} hops are mastered on {how_many(nope, most)} seeds with NoPE + Canon, "
+        f"on {how_many(rope, most)} with RoPE + Canon, on {how_many(without, most)} without Canon"
+    )
+
+
+def how_many(values, least):
+    """How many of the values are so high, as in: 2 of 5."""
+    high = [value for value in values if value >= least]
+    return f"{len(high)} of {len(values)}"
+
+
+def fewer_title(groups):
+    alone = typical(groups, "RoPE, K=1", "hops mastered")
+    rope = typical(groups, "RoPE + Canon", "hops mastered")
+    nope = typical(groups, "NoPE + Canon", "hops mastered")
+    return (
+        f"Asked for one hop only, RoPE masters {alone}; "
+        f"asked for all, RoPE + Canon masters {rope} and NoPE + Canon {nope}"
+    )
+
+
+def nope_title(groups):
+    most = hops_asked(groups)[-1]
+    without = typical(groups, "NoPE", f"k={most}")
+    with_canon = typical(groups, "NoPE + Canon", f"k={most}")
+    return f"{most} hops without positions: {without} right, with Canon {with_canon}"
+
+
+def ablation_title(groups):
+    most = hops_asked(groups)[-1]
+    score = f"k={most}"
+    found = [f"{point} {typical(groups, point, score)}" for point in "ABCD"]
+    none, everywhere = typical(groups, "none", score), typical(groups, "ABCD", score)
+    return f"{most} hops: {', '.join(found)}, all four {everywhere}, none {none}"
+
+
+def mlp_title(groups):
+    without = typical(groups, "gated", "mano: longest")
+    with_canon = typical(groups, "gated + Canon", "mano: longest")
+    return f"Mano with a gated MLP: {without} right, with Canon {with_canon}"
+
+
+def linear_title(groups):
+    most = hops_asked(groups)[-1]
+    found = [f"{model} {typical(groups, model, f'k={most}')}" for model in FULL_LINEAR]
+    return f"{most} hops: {', '.join(found)}"
+
+
+def families_title(groups):
+    found = []
+    for model in ("NoPE + Canon", "RoPE + Canon", *FULL_LINEAR):
+        if model in groups:
+            found.append(f"{model} {typical(groups, model, 'hops mastered')}")
+    return f"Hops mastered: {', '.join(found)}"
+
+
+def tasks_title(groups):
+    rope = how_many_lifted(groups, "RoPE")
+    nope = how_many_lifted(groups, "NoPE")
+    return f"Canon lifts RoPE on {rope} tasks, NoPE on {nope}"
+
+
+def how_many_lifted(groups, model):
+    """On how many tasks the model's median is higher with Canon, as in: 6 of 6."""
+    lifts = []
+    for score in TASKS_SCORES:
+        without = plot.last_scores(groups.get(model, []), score)
+        with_canon = plot.last_scores(groups.get(f"{model} + Canon", []), score)
+        if without and with_canon:
+            lifts.append(median(with_canon) - median(without))
+    lifted = [lift for lift in lifts if lift > 0]
+    return f"{len(lifted)} of {len(lifts)}"
+
+
+# ---- 3. The comparisons ----------------------------------------------------
+
+HOPS_TASK = {
+    "A model reads the edges of a cycle": "c a ,  b d ,  d c ,  a b ,",
+    "and a question": "2 hops from b?",
+    "It answers at once, without writing the steps": "c",
+}
+PLAIN_NAMES = {
+    "RoPE": "rotary positions",
+    "RoPE + Canon": "rotary + Canon",
+    "NoPE": "no positions",
+    "NoPE + Canon": "no positions + Canon",
+}
+
+
+def draw_hops(groups, scores, title):
+    """How many hops each run masters, beside an instance of the task."""
+    columns = {0: "none"}
+    for hops in hops_asked(groups):
+        columns[hops] = "1 hop" if hops == 1 else f"{hops} hops"
+    renamed = {PLAIN_NAMES[model]: runs for model, runs in groups.items()}
+    return plot.dots(renamed, "hops mastered", columns, title, beside=HOPS_TASK)
+
+
+COMPARISONS = {
+    "copy": Comparison(
+        minutes=1,
+        tasks=["copy"],
+        models={
+            "one layer": "",
+            "one layer + Canon": "--canon abcd",
+            "two layers": "--n-layer 2",
+            "128 dims": "--d-model 128",
+            "one layer, twice the steps": "",
+        },
+        twice_the_steps=("one layer, twice the steps",),
+        figure=plot.curves,
+        scores=["tokens", "sequences"],
+        title=copy_title,
+    ),
+    "hops": Comparison(
+        minutes=20,
+        tasks=["depo0"],
+        models=PAIRS,
+        figure=draw_hops,
+        scores=["hops mastered"],
+        title=hops_title,
+    ),
+    "depth": Comparison(
+        minutes=27,
+        tasks=["depo0"],
+        models={
+            **PAIRS,
+            "RoPE, twice the steps": "",
+            "NoPE, twice the steps": "--pos nope",
+        },
+        twice_the_steps=("RoPE, twice the steps", "NoPE, twice the steps"),
+        figure=plot.curves,
+        scores=["k="],
+        title=depth_title,
+    ),
+    "fewer": Comparison(
+        minutes=20,
+        tasks=["depo0"],
+        models={
+            **PAIRS,
+            "RoPE, K=2": "--K 2",
+            "RoPE + Canon, K=2": "--K 2 --canon abcd",
+            "RoPE, K=2, twice the steps": "--K 2",
+            "NoPE, K=2": "--K 2 --pos nope",
+            "RoPE, K=1": "--K 1",
+            "NoPE, K=1": "--K 1 --pos nope",
+        },
+        twice_the_steps=("RoPE, K=2, twice the steps",),
+        figure=plot.bars,
+        scores=["k=", "hops mastered"],
+        title=fewer_title,
+    ),
+    "nope": Comparison(
+        minutes=20,
+        tasks=["depo0"],
+        models={
+            **PAIRS,
+            **QUARTER,
+            "ALiBi": "--pos alibi",
+            "H-ALiBi": "--pos halibi",
+        },
+        figure=plot.bars,
+        scores=["k="],
+        title=nope_title,
+    ),
+    "ablation": Comparison(
+        minutes=20,
+        tasks=["depo0"],
+        models={
+            "none": "",
+            "A": "--canon a",
+            "B": "--canon b",
+            "C": "--canon c",
+            "D": "--canon d",
+            "AC": "--canon ac",
+            "ACD": "--canon acd",
+            "ABCD": "--canon abcd",
+            "no residual": "--canon abcd --canon-no-residual",
+            "SiLU": "--canon abcd --canon-silu",
+            "frozen": "--canon abcd --canon-frozen",
+        },
+        figure=plot.bars,
+        scores=["k="],
+        title=ablation_title,
+    ),
+    "mlp": Comparison(
+        minutes=6,
+        tasks=["mano", "capo"],
+        models={
+            "gated": "",
+            "gated + Canon": "--canon abcd",
+            "gated ReLU^2": "--mlp swiglu-relu2",
+            "gated ReLU^2 + Canon": "--mlp swiglu-relu2 --canon abcd",
+            "standard": "--mlp silu",
+            "standard + Canon": "--mlp silu --canon abcd",
+            "ReLU^2": "--mlp relu2",
+            "ReLU^2 + Canon": "--mlp relu2 --canon abcd",
+        },
+        figure=plot.bars,
+        scores=["capo: bits/param", "mano: longest"],
+        title=mlp_title,
+    ),
+    "linear": Comparison(
+        minutes=45,
+        tasks=["depo0"],
+        models={
+            "GLA, no conv": "--mixer gla --no-short-conv",
+            "GLA, conv": "--mixer gla --short-conv",
+            "GLA + ACD": "--mixer gla --no-short-conv --canon acd",
+            "GLA + AbCD": FULL_LINEAR["GLA + AbCD"],
+            "Mamba2, no conv": "--mixer mamba2 --no-short-conv",
+            "Mamba2, conv": "--mixer mamba2 --short-conv",
+            "Mamba2 + ACD": "--mixer mamba2 --no-short-conv --canon acd",
+            "Mamba2 + AbCD": FULL_LINEAR["Mamba2 + AbCD"],
+            "GDN, no conv": "--mixer gdn --no-short-conv",
+            "GDN, conv": "--mixer gdn --short-conv",
+            "GDN + ACD": "--mixer gdn --no-short-conv --canon acd",
+            "GDN + AbCD": FULL_LINEAR["GDN + AbCD"],
+        },
+        figure=plot.bars,
+        scores=["k="],
+        title=linear_title,
+    ),
+    "families": Comparison(
+        minutes=20,
+        tasks=["depo0", "capo"],
+        models={
+            **PAIRS,
+            **QUARTER,
+            **FULL_LINEAR,
+            "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd",
+        },
+        half_the_width=("capo",),
+        figure=plot.bars,
+        scores=["k=", "hops mastered"],
+        title=families_title,
+    ),
+    "tasks": Comparison(
+        minutes=7,
+        tasks=["depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano"],
+        models=PAIRS,
+        figure=plot.bars,
+        scores=TASKS_SCORES,
+        title=tasks_title,
+    ),
+}

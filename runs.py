@@ -1,0 +1,391 @@
+"""A run's folder, written and read in one place.
+
+    out/copy_nano_rope_abcd_s0/
+        config.json     what it takes to repeat the run, and where it ran; written once
+        metrics.jsonl   the log: JSON, a line every 20 steps; the last line has "final": true
+        ckpt.pt         weights, optimizer, step and log: what it takes to go on
+
+Reading order: 1 a checkpoint and what is checked before it is used; 2 Run, the folder while a run
+trains; 3 reading runs for figures and tables; 4 `load_model`, for notebooks and sample.py.
+"""
+
+import contextlib
+import json
+import math
+import os
+import zipfile
+from pathlib import Path
+
+import torch
+
+from canon_gpt import CanonGPT, Config
+from tasks import make_task
+
+try:
+    import fcntl
+except ImportError:  # Windows: folders are not locked there
+    fcntl = None
+
+
+class RunError(ValueError):
+    """Something is wrong with a run's folder. The text is one line for the user."""
+
+
+# ---- 1. A checkpoint -------------------------------------------------------
+
+
+def read_checkpoint(folder):
+    """The dict in ckpt.pt. RunError if the file is missing, or not what was saved."""
+    path = Path(folder, "ckpt.pt")
+    if not path.exists():
+        raise RunError(f"{folder} has no ckpt.pt")
+    try:
+        # torch.save writes a zip archive, which has a checksum for each of its files.
+        damaged_file = zipfile.ZipFile(path).testzip()
+        if damaged_file is not None:
+            raise ValueError(f"the checksum of {damaged_file} is wrong")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        check_contents(saved)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        raise RunError(one_line(f"{path} is damaged: {error}")) from None
+    return saved
+
+
+def check_contents(saved):
+    """ValueError unless a checkpoint has its parts, each of its kind."""
+    kinds = {"model": dict, "optimizer": dict, "recipe": dict, "step": int, "log": list}
+    for name, kind in kinds.items():
+        if not isinstance(saved[name], kind):
+            raise ValueError(f"{name} is no {kind.__name__}")
+    if saved["step"] < 0:
+        raise ValueError(f"step = {saved['step']}")
+    seconds = saved["seconds"]
+    if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
+        raise ValueError(f"seconds = {seconds}")
+    for line in saved["log"]:
+        json.loads(line)
+
+
+def load_weights(model, weights):
+    """Set the model's weights. ValueError if a name, a shape or a dtype differs, or one is NaN."""
+    expected = model.state_dict()
+    if weights.keys() != expected.keys():
+        different = sorted(weights.keys() ^ expected.keys())
+        raise ValueError(f"the model's weights have other names, such as {different[0]}")
+    for name, weight in weights.items():
+        check_tensor(name, weight, expected[name])
+    model.load_state_dict(weights)
+
+
+def load_optimizer(optimizer, saved, step):
+    """Set what the optimizer remembers of past gradients; its settings follow from the recipe.
+
+    ValueError if that does not fit the weights.
+    """
+    settings = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+    if step == 0:
+        return
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            memory = optimizer.state[weight]
+            if isinstance(optimizer, torch.optim.AdamW):
+                expected_names = {"step", "exp_avg", "exp_avg_sq"}
+                if memory.keys() != expected_names:
+                    raise ValueError(f"the optimizer's state has {sorted(memory)} for a weight")
+            for name, value in memory.items():
+                if torch.is_tensor(value) and value.dim() > 0:
+                    check_tensor(f"the optimizer's {name}", value, weight)
+
+
+def check_tensor(name, value, like):
+    if not torch.is_tensor(value):
+        raise ValueError(f"{name} is no tensor")
+    if value.shape != like.shape or value.dtype != like.dtype:
+        found = f"{tuple(value.shape)} {value.dtype}"
+        raise ValueError(f"{name} is {found}, not {tuple(like.shape)} {like.dtype}")
+    if not value.isfinite().all():
+        raise ValueError(f"{name} is not finite")
+
+
+# ---- 2. A run that trains --------------------------------------------------
+
+
+class Run:
+    """The folder of a run while it trains.
+
+        run = Run(folder, about)                      creates the folder and locks it
+        run.log({"step": 20, "loss": 1.5})            appends a line to metrics.jsonl
+        run.save(model, optimizer, step, seconds)     writes ckpt.pt
+
+        run = Run(folder, about, resume=True)
+        step, seconds = run.restore(model, optimizer, steps)
+
+    about   what config.json will hold, the parts in RECIPE among it
+    writes  False in all but the first process of torchrun: these only restore
+    Raises RunError if the folder holds something else, or another process trains in it.
+    """
+
+    def __init__(self, folder, about, resume=False, writes=True):
+        self.folder, self.writes = Path(folder), writes
+        self.recipe = {part: about[part] for part in RECIPE}
+        self.lines = []  # the log, dicts
+        self.log_file = None
+        if resume and not (self.folder / "ckpt.pt").exists():
+            raise RunError(f"--resume: {folder} has no ckpt.pt")
+        if writes:
+            if not resume:
+                self.require_unused()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.log_file = self.open_and_lock()
+            if not (resume and config_is_sound(self.folder)):
+                text = json.dumps(about, indent=1) + "\n"
+                write_atomically(self.folder / "config.json", text.encode())
+
+    def require_unused(self):
+        """A run without a checkpoint has not begun, so it may start again."""
+        if (self.folder / "ckpt.pt").exists():
+            advice = "--resume goes on with it, or choose another --out"
+            raise RunError(f"{self.folder} is not empty: {advice}")
+        if not self.folder.exists():
+            return
+        beginning = {"config.json", "config.json.new", "ckpt.pt.new"}
+        for path in self.folder.iterdir():
+            empty_log = path.name == "metrics.jsonl" and path.stat().st_size == 0
+            if path.name not in beginning and not empty_log:
+                raise RunError(f"{self.folder} is not empty: choose another --out")
+
+    def open_and_lock(self):
+        """metrics.jsonl, locked for this process as long as it lives.
+
+        The system drops a `lockf` lock with its process, and the loader's workers do not inherit
+        it. It also goes when this process closes the file through any other handle: so nothing
+        else here opens metrics.jsonl.
+        """
+        file = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise RunError(f"{self.folder} is in use by another process") from None
+        except OSError:  # some network file systems have no locks
+            pass
+        return file
+
+    def restore(self, model, optimizer, steps):
+        """Set model, optimizer and log back to the checkpoint. Returns its step and seconds."""
+        saved = read_checkpoint(self.folder)
+        differences = recipe_differences(saved["recipe"], self.recipe)
+        if differences:
+            raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
+        try:
+            if saved["step"] > steps:
+                raise ValueError(f"step = {saved['step']}")
+            load_weights(model, saved["model"])
+            load_optimizer(optimizer, saved["optimizer"], saved["step"])
+        except Exception as error:  # whatever damage may lead to
+            raise RunError(one_line(f"{self.folder}/ckpt.pt is damaged: {error}")) from None
+        self.lines = [json.loads(line) for line in saved["log"]]
+        if self.writes:
+            self.log_file.truncate(0)  # later lines, which training will write again
+            self.append("".join(line + "\n" for line in saved["log"]))
+        return saved["step"], saved["seconds"]
+
+    @property
+    def finished(self):
+        return bool(self.lines) and "final" in self.lines[-1]
+
+    def log(self, line):
+        """Append a line, a dict, to metrics.jsonl."""
+        self.lines.append(line)
+        if self.writes:
+            self.append(json.dumps(line) + "\n")
+
+    def append(self, text):
+        with naming(self.folder / "metrics.jsonl"):
+            self.log_file.write(text)
+            self.log_file.flush()
+
+    def save(self, model, optimizer, step, seconds):
+        """Write ckpt.pt, with the log so far: a resumed run goes on from both."""
+        if not self.writes:
+            return
+        checkpoint = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "recipe": self.recipe,
+            "step": step,
+            "log": [json.dumps(line) for line in self.lines],
+            "seconds": seconds,
+        }
+        write_atomically(self.folder / "ckpt.pt", lambda file: torch.save(checkpoint, file))
+
+
+# The parts of config.json that make a run what it is. --resume must find them unchanged.
+RECIPE = ("task", "model", "training", "dtype", "seed", "eval_size")
+
+
+def recipe_differences(old, new, name=""):
+    """What is different, in words: ['lr = 0.01, not 0.02', ..]. Both are JSON's dicts."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return [] if old == new else [f"{name} = {old!r}, not {new!r}"]
+    found = []
+    for field in {**old, **new}:
+        found += recipe_differences(old.get(field), new.get(field), field)
+    return found
+
+
+def config_is_sound(folder):
+    try:
+        json.loads((folder / "config.json").read_text())
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def write_atomically(path, data):
+    """Write a file that is whole at any time, old or new, also if the power fails.
+
+    data: bytes, or a function that writes them to an open file.
+    """
+    fresh = path.with_name(path.name + ".new")
+    try:
+        with naming(fresh), open(fresh, "wb") as file:
+            if callable(data):
+                data(file)
+            else:
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path):
+    """Writing to an open file fails without saying which: add the name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def one_line(text, most=300):
+    return " ".join(str(text).split())[:most]
+
+
+# ---- 3. Reading runs -------------------------------------------------------
+#
+# A run, as figures and tables use it, is the dict in its config.json and
+#
+#     evals     [{"step": .., "eval": {score: value}}, ..], from the log
+#     seconds   how long it trained; None while it trains
+#     scores    {score: unit}, and `chance`, the share that guessing gets right (None: not said)
+
+
+def read(folder):
+    """The run in this folder. RunError if it is damaged, FileNotFoundError if it has no log."""
+    folder = Path(folder)
+    try:
+        run = json.loads((folder / "config.json").read_text())
+        run["evals"], run["seconds"] = [], None
+        text = (folder / "metrics.jsonl").read_text()
+        whole_lines = text.split("\n")[:-1]  # the last one may still be growing
+        evaluations = {}
+        for line in map(json.loads, whole_lines):
+            if "eval" in line:
+                evaluations[line["step"]] = line["eval"]
+            if "final" in line:
+                run["seconds"] = line["seconds"]
+        for step, scores in evaluations.items():
+            run["evals"].append({"step": step, "eval": scores})
+        return checked(run)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise RunError(one_line(f"{folder} is no run, or damaged: {error!r}")) from None
+
+
+def checked(run):
+    """The run, with units and chance. ValueError (or another) if it lacks something."""
+    for field, kind in {"run": str, "preset": str, "dtype": str, "seed": int}.items():
+        if not isinstance(run[field], kind):
+            raise ValueError(f"{field} = {run[field]!r}")
+    for part in ("task", "model", "training"):
+        if not isinstance(run[part], dict):
+            raise ValueError(f"{part} = {run[part]!r}")
+    for field, kind in {"mixer": str, "pos": str, "canon": str, "d_model": int}.items():
+        if not isinstance(run["model"][field], kind):
+            raise ValueError(f"{field} = {run['model'][field]!r}")
+    for evaluation in run["evals"]:
+        if not isinstance(evaluation["step"], int):
+            raise ValueError(f"step = {evaluation['step']!r}")
+        for score, value in evaluation["eval"].items():
+            if not (isinstance(value, (int, float)) and math.isfinite(value)):
+                raise ValueError(f"{score} = {value!r}")
+    if "scores" not in run:  # written before runs said so
+        task = make_task(**run["task"])
+        run["scores"], run["chance"] = dict(task.scores), task.chance
+    return run
+
+
+def read_all(paths):
+    """(runs, problems): the runs with scores in these folders and packed files, and one line for
+    each path that is damaged. Folders whose run has not begun are left out."""
+    found, problems = [], []
+    for path in map(Path, paths):
+        if path.suffix in (".png", ".md", ".txt", ".jsonl"):
+            continue  # figures and the like, which out/* means, too
+        try:
+            if path.is_dir():
+                found.append(read(path))
+            else:
+                packed = json.loads(path.read_text())["runs"]
+                found += [checked(run) for run in packed]
+        except FileNotFoundError:
+            if not path.exists():
+                problems.append(f"{path} does not exist")
+        except RunError as error:
+            problems.append(str(error))
+        except Exception as error:
+            problems.append(one_line(f"{path} is no run, or damaged: {error!r}"))
+    runs = []
+    for run in found:
+        if any(evaluation["eval"] for evaluation in run["evals"]) and run not in runs:
+            runs.append(run)
+    return runs, problems
+
+
+def pack(runs, path):
+    """Write runs into one file, a run a line, that `read_all` reads."""
+    rows = ",\n".join(json.dumps(run) for run in runs)
+    Path(path).write_text(f'{{"runs": [\n{rows}\n]}}\n')
+
+
+# ---- 4. Loading a trained model --------------------------------------------
+
+
+def load_model(folder):
+    """(task, model) of a run, the model on the CPU, as its last checkpoint has it.
+
+    Raises RunError with one line if there is none, it is damaged, or its task or mixer is unknown.
+    """
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        task = make_task(**config["task"])
+        model = CanonGPT(Config(**config["model"]))
+    except FileNotFoundError:
+        raise RunError(f"{folder} has no config.json") from None
+    except Exception as error:
+        own = "(a mixer, Canon layer or task of your own: pass --program with its file)"
+        raise RunError(one_line(f"{folder}/config.json: {error} {own}")) from None
+    saved = read_checkpoint(folder)
+    try:
+        load_weights(model, saved["model"])
+    except Exception as error:
+        raise RunError(one_line(f"{folder}/ckpt.pt is damaged: {error}")) from None
+    return task, model.eval()

@@ -1,0 +1,157 @@
+"""See a trained model answer:   python sample.py out/RUN
+
+Shows fresh instances of the run's task with the model's answers, right or wrong:
+
+    <bos> c a , b d , d c , a b , <query_2> b [<ans> c ✓] <query_1> c [<ans> d ✗ <ans> a]
+
+A cross stands between what the model said and what is right. With --prompt the model goes on after
+a text of your own, in the task's words:
+
+    python sample.py out/RUN --prompt "<bos> c a , a b , b c , <query_1> c <ans>"
+"""
+
+import argparse
+import os
+import runpy
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runs import RunError, load_model
+
+SAMPLES = 4  # part of the seed: the instances are neither those of training nor of evaluation
+
+
+def answered(task, model, seed, temperature=0.0, colour=False):
+    """One instance of the task in words, with the model's answers in it.
+
+    task, model   as `runs.load_model` returns them
+    temperature   0 takes the likeliest tokens, 1 samples
+    colour        for a terminal: right answers in green, wrong ones in red
+    """
+    rng = np.random.default_rng([seed, SAMPLES])
+    (document,) = task.documents(rng, 1)
+    generator = torch.Generator(device_of(model)).manual_seed(seed)
+    text, shown = "", 0
+    for start, end in task.answer_spans(document):
+        asked, expected = document.tokens[:start], document.tokens[start:end]
+        length = end - start
+        if task.stop is not None:  # answers may differ in length
+            length = task.block_size + 1 - start
+        answer = go_on(model, asked, length, task.stop, temperature, generator)
+        text += f"{task.decode(document.tokens[shown:start])} "
+        if task.is_right(document, (start, end), answer):
+            text += painted(f"[{task.decode(answer)} ✓]", GREEN, colour)
+        else:
+            wrong = f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
+            text += painted(wrong, RED, colour)
+        text += " "
+        shown = end
+    return text + task.decode(document.tokens[shown:])
+
+
+def go_on(model, tokens, length, stop, temperature, generator):
+    """What the model writes after these tokens: a list of tokens, up to and with `stop`."""
+    prompt = torch.tensor([tokens], device=device_of(model))
+    whole = model.generate(prompt, length, temperature, stop, generator)
+    return whole[0, len(tokens) :].tolist()
+
+
+def device_of(model):
+    return next(model.parameters()).device
+
+
+GREEN, RED = "\033[32m", "\033[31m"
+
+
+def painted(text, colour_code, colour):
+    return f"{colour_code}{text}\033[0m" if colour else text
+
+
+def printed(text):
+    return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
+
+
+# ---- The command line ------------------------------------------------------
+
+
+def fail(message):
+    print(f"sample.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def read_command_line(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.error = fail
+    parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
+    parser.add_argument("--count", type=int, default=3, help="how many instances (default: 3)")
+    parser.add_argument("--prompt", help="a text of your own, in the task's words")
+    parser.add_argument("--length", type=int, help="most tokens after --prompt (default: 100)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0: the likeliest tokens (default); 1: sample",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument(
+        "--program",
+        type=Path,
+        help="a file that registers a task, mixer or Canon layer of your own",
+    )
+    args = parser.parse_args(argv)
+    if not 1 <= args.count <= 10_000:
+        fail(f"--count {args.count}: allowed: 1 to 10,000")
+    if not 0 <= args.temperature <= 100:
+        fail(f"--temperature {args.temperature}: allowed: 0 to 100")
+    if not 0 <= args.seed < 2**32:
+        fail(f"--seed {args.seed}: allowed: 0 to {2**32 - 1:,}")
+    if args.length is not None and args.prompt is None:
+        fail("--length: means nothing without --prompt")
+    if args.program is not None and not args.program.is_file():
+        fail(f"--program {args.program}: no such file")
+    return args
+
+
+def continued(task, model, prompt, length, temperature, seed):
+    """The prompt in words, and what the model writes after it. ValueError for what does not fit."""
+    tokens = task.encode(prompt)
+    room = task.block_size + 1 - len(tokens)
+    if not tokens or room < 1:
+        raise ValueError(f"--prompt: {len(tokens)} tokens, allowed: 1 to {task.block_size}")
+    if length is None:
+        length = min(100, room)
+    if not 1 <= length <= room:
+        raise ValueError(f"--length {length}: allowed: 1 to {room}")
+    generator = torch.Generator(device_of(model)).manual_seed(seed)
+    answer = go_on(model, tokens, length, task.stop, temperature, generator)
+    return f"{task.decode(tokens)} [{task.decode(answer)}]"
+
+
+def main(argv=None):
+    args = read_command_line(argv)
+    if args.program is not None:
+        runpy.run_path(str(args.program), run_name="program")
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    try:
+        task, model = load_model(args.run)
+        if args.prompt is not None:
+            text = continued(task, model, args.prompt, args.length, args.temperature, args.seed)
+            print(printed(text))
+            return
+        for number in range(args.count):
+            text = answered(task, model, args.seed + number, args.temperature, colour)
+            print(printed(text), end="\n\n")
+    except (RunError, ValueError, OSError) as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()
