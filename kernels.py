@@ -54,14 +54,12 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight.to(dtype)
     # exercise 1: z
-    if tail is None:
-        past = F.pad(h, (0, 0, kernel - 1, 0))  # kernel-1 rows of zeros, then h
-    else:
-        past = torch.cat([tail.to(dtype), h], dim=1)
+    past = h if tail is None else torch.cat([tail.to(dtype), h], dim=1)
+    before = past.shape[1] - T  # rows of the tail
     z = 0
     for i in range(kernel):
-        start = kernel - 1 - i  # past[:, kernel-1 + t] is h_t, so this copy is h_{t-i}
-        z = z + w[i] * past[:, start : start + T]  # (B, T, D)
+        later = F.pad(past, (0, 0, i, 0))  # i rows of zeros on top move the rest i steps down
+        z = z + w[i] * later[:, before : before + T]  # w_i * h_{t-i}, (B, T, D)
     # end of exercise
     y = h + z if residual else z
     return y.to(x.dtype)

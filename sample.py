@@ -43,11 +43,14 @@ def answered(task, model, seed, temperature=0.0, colour=False):
             length = task.block_size + 1 - start
         answer = go_on(model, asked, length, task.stop, temperature, generator)
         text += f"{task.decode(document.tokens[shown:start])} "
-        if task.is_right(document, (start, end), answer):
+        verdict = task.is_right(document, (start, end), answer)
+        if verdict is None:  # there is no right or wrong
+            text += painted(f"[{task.decode(answer)}]", GREEN, colour)
+        elif verdict:
             text += painted(f"[{task.decode(answer)} ✓]", GREEN, colour)
         else:
-            wrong = f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
-            text += painted(wrong, RED, colour)
+            both = f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
+            text += painted(both, RED, colour)
         text += " "
         shown = end
     return text + task.decode(document.tokens[shown:])
@@ -72,6 +75,8 @@ def painted(text, colour_code, colour):
 
 
 def printed(text):
+    if "\n" in text:
+        return text  # it has lines of its own
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
 
 

@@ -1,7 +1,8 @@
-"""The synthetic tasks: what each one asks, how its data are drawn, and how a model is scored.
+"""The tasks: what each one asks, how its data are drawn, and how a model is scored.
 
-Each task isolates one skill that language models need (arXiv 2512.17351, Section 3). It draws
-documents, marks the targets in them, here in [brackets], and packs them into windows:
+Each isolates one skill that language models need (arXiv 2512.17351, Section 3); only the last one,
+real text, asks for all at once. A task draws documents, marks the targets in them, here in
+[brackets], and packs them into windows:
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
@@ -9,17 +10,21 @@ Every step draws new documents, so many that a model can't learn them by heart (
 that; the smallest Mano lets it).
 
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
-(breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts). 8 is the table of tasks, where a
-task of your own goes too; 9 prints examples. A task's default arguments are its smallest scale.
+(breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the table
+of tasks, where a task of your own goes too; 10 prints examples. The default arguments of a task are
+its smallest scale.
 """
 
 import functools
+import hashlib
 import inspect
 import math
 import random
 import sys
+import sysconfig
 import textwrap
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,7 +41,7 @@ ROWS = 32  # how many documents a model reads at a time when it is scored
 
 
 class Document:
-    """tokens, a list of int, and targets: spans [(start, end), ..] of those that count in the loss."""
+    """tokens, a list of int, and targets, the spans (start, end) of those that count in the loss."""
 
     def __init__(self, tokens=(), targets=()):
         self.tokens = list(tokens)
@@ -66,6 +71,7 @@ class Task:
     scores = {"sequences": "share", "tokens": "share"}  # {score: unit}, of what evaluate returns
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
+    found = {}  # parameters that the task finds out itself, such as a text's size
 
     def __init__(self, block_size):
         require_range("block_size", block_size, 1)
@@ -462,7 +468,7 @@ class Brevo(Task):
             yield document, depth_of(parents, q)
 
     def verify(self, prompt, answer):
-        """Whether the answer is right for the prompt, which ends in <ans>; both are lists of tokens."""
+        """Whether the answer is right for the prompt, which ends in <ans>. Both: lists of tokens."""
         _, *edges, _, q, _ = self.words.split(prompt)
         parents = defaultdict(set)
         for parent, child in zip(edges[::2], edges[1::2]):
@@ -1039,7 +1045,129 @@ def meeting_order(seed, epoch, N):
     return np.random.default_rng([seed, MEETINGS, epoch]).permutation(N)
 
 
-# ---- 8. The table of tasks -------------------------------------------------
+# ---- 8. Text: real text, byte by byte --------------------------------------
+#
+#     [def forward(self, x): ..]
+#
+# Does it help on real text, too? The paper asks web text; a laptop can ask a text that every Python
+# brings along, its own standard library, or a file of yours. A token is a byte, so nothing stands
+# between text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the
+# score is how many bits the model needs for each of its bytes.
+
+
+class Text(Task):
+    """text    "python": the .py files of this Python's standard library; or the path of a file
+    sha256  and size (in bytes) of the text. A run records them, so that runs on other texts, or
+            on another Python's library, are never compared with it
+    """
+
+    meaning = "a text, byte by byte"
+    scores = {"bits per byte": "bits per byte"}
+    block = 4096  # bytes
+    held_out_every = 20  # blocks
+    context = 64  # bytes that stand before every byte that is scored
+
+    def __init__(self, text="python", block_size=256, size=None, sha256=None):
+        super().__init__(block_size)
+        require_range("block_size", block_size, 2 * self.context, self.block - 1)
+        self.text = text
+        data = read_text(text)
+        self.size, self.sha256 = len(data), hashlib.sha256(data).hexdigest()
+        self.found = {"size": self.size, "sha256": self.sha256}
+        least = 2 * self.held_out_every * self.block
+        require(self.size >= least, "text", text, f"at least {least:,} bytes; it has {self.size:,}")
+        if sha256 is not None:
+            reason = f"the text of the run was another; that of {text} has {self.sha256}"
+            require(sha256 == self.sha256, "sha256", sha256, reason)
+        self.tokens = 1 + np.frombuffer(data, dtype=np.uint8).astype(np.int64)  # 0 is padding
+        self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
+
+    def batch(self, seed, step, batch_size):
+        """Windows from anywhere in the text but the blocks that are held out."""
+        rng = np.random.default_rng([seed, TRAIN, step])
+        width = self.block_size + 1
+        windows = []
+        while len(windows) < batch_size:
+            start = int(rng.integers(0, self.size - width + 1))
+            if not self.meets_held_out(start, start + width):
+                windows.append(self.tokens[start : start + width])
+        tokens = np.stack(windows)
+        return tokens, np.ones_like(tokens, dtype=bool)
+
+    def meets_held_out(self, start, end):
+        first, last = start // self.block, (end - 1) // self.block
+        return any(self.is_held_out(block) for block in range(first, last + 1))
+
+    def is_held_out(self, block):
+        return block % self.held_out_every == self.held_out_every - 1
+
+    def held_out_windows(self, n):
+        """At most n windows of block_size + 1 tokens, evenly spread over the blocks held out.
+
+        From window to window of a block, the bytes that are scored follow without a gap.
+        """
+        width = self.block_size + 1
+        step = width - self.context
+        starts = []
+        for block in range(self.held_out_every - 1, self.size // self.block, self.held_out_every):
+            first = block * self.block
+            starts += range(first, first + self.block - width + 1, step)
+        chosen = np.linspace(0, len(starts) - 1, min(n, len(starts))).astype(int)
+        return np.stack([self.tokens[starts[i] : starts[i] + width] for i in chosen])
+
+    @torch.no_grad()
+    def evaluate(self, model, seed, n):
+        """Bits per byte on n windows that are held out, the same for all seeds."""
+        device = next(model.parameters()).device
+        bits = []
+        for rows in torch.from_numpy(self.held_out_windows(n)).split(ROWS):
+            rows = rows.to(device)
+            logits, _ = model(rows[:, :-1])
+            scored = slice(self.context - 1, None)  # logits[:, t] is for the byte after t + 1
+            nats = F.cross_entropy(
+                logits[:, scored].float().mT, rows[:, 1:][:, scored], reduction="none"
+            )
+            bits.append(nats.double().flatten() / math.log(2))
+        return {"bits per byte": torch.cat(bits).mean().item()}
+
+    def documents(self, rng, count):
+        """Windows that are held out, to look at."""
+        windows = self.held_out_windows(10**9)
+        chosen = windows[rng.integers(0, len(windows), count)].tolist()
+        return [Document(tokens, [(0, len(tokens))]) for tokens in chosen]
+
+    def answer_spans(self, document):
+        """The second half: how would the model go on?"""
+        return [(len(document.tokens) // 2, len(document.tokens))]
+
+    def is_right(self, document, span, answer):
+        return None  # there are many ways to go on
+
+    def encode(self, text):
+        return [1 + byte for byte in text.encode()]
+
+    def decode(self, tokens):
+        return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
+
+
+@functools.lru_cache(maxsize=2)
+def read_text(text):
+    """The bytes of a file, or of the standard library: its .py files in alphabetical order."""
+    if text != "python":
+        try:
+            return Path(text).read_bytes()
+        except OSError as error:
+            raise ValueError(f"text = {text!r}: {error.strerror}") from None
+    library = Path(sysconfig.get_path("stdlib"))
+    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+    files = []
+    for path in sorted(library.rglob("*.py")):
+        if not left_out & set(path.relative_to(library).parts):
+            files.append(path.read_bytes())
+    return b"".join(files)
+
+
+# ---- 9. The table of tasks -------------------------------------------------
 
 TASKS = {  # a task of your own is one more entry
     "copy": Copy,
@@ -1051,6 +1179,7 @@ TASKS = {  # a task of your own is one more entry
     "mano": Mano,
     "lano": Lano,
     "capo": Capo,
+    "text": Text,
 }
 ALIASES = {"depo": "depo1", "brevo": "brevo1"}
 
@@ -1070,7 +1199,8 @@ def make_task(name, **parameters):
     arguments = constructor.bind(**parameters)
     arguments.apply_defaults()
     task = TASKS[name](**arguments.arguments)
-    task.name, task.settings = name, {"name": name, **arguments.arguments}
+    task.name = name
+    task.settings = {"name": name, **arguments.arguments, **task.found}
     return task
 
 
@@ -1100,7 +1230,7 @@ def score_text(value, unit):
     return f"{value:.4g}"
 
 
-# ---- 9. An example of each:   python tasks.py depo -------------------------
+# ---- 10. An example of each:   python tasks.py depo -------------------------
 
 
 def printed(task, document):

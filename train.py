@@ -111,6 +111,8 @@ NANO = dict(n_layer=3, n_head=2, d_model=64)
 DEEP = dict(n_layer=5, n_head=4, d_model=64)
 SMALL = dict(n_layer=6, n_head=6, d_model=384)
 LARGE = dict(n_layer=12, n_head=12, d_model=768)
+TEXT_NANO = dict(n_layer=4, n_head=4, d_model=128)
+TEXT_SMALL = dict(n_layer=8, n_head=8, d_model=512)
 TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
@@ -141,6 +143,7 @@ PRESETS = {
         "lano": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1),
         "capo": preset(TIED_NANO, steps=None, batch_size=16, lr=5e-3, warmup=300,
                        weight_decay=0.01),
+        "text": preset(TEXT_NANO, steps=1200, batch_size=16, lr=4e-3, warmup=100),
     },
     "small": {
         "copy": preset(TINY, steps=3000, batch_size=32, lr=1e-2, N=200, block_size=401),
@@ -156,6 +159,7 @@ PRESETS = {
                        root=None, block_size=512),
         "capo": preset(TIED, steps=None, batch_size=48, lr=2e-3, weight_decay=0.01,
                        N=50_000, block_size=512),
+        "text": preset(TEXT_SMALL, steps=10_000, batch_size=32, lr=2e-3, block_size=1024),
     },
     "paper": {
         "copy": preset(TINY, steps=50_000, batch_size=32, lr=5e-3, N=500, block_size=1024),
@@ -202,7 +206,8 @@ def make_recipe(parts, preset, dtype, seed=0, eval_size=512):
 
 def recipe_in_words(recipe):
     """Three lines: what the task, the model and the training are."""
-    task = [f"{field} {value}" for field, value in recipe.task.items() if field != "name"]
+    silent = ("name", "sha256")
+    task = [f"{field} {value}" for field, value in recipe.task.items() if field not in silent]
     model, training = recipe.model, recipe.training
     layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''}"
     width = f"{model['d_model']} dims, {model['n_head']} heads"
@@ -308,6 +313,7 @@ def make_parser():
     add("--cfg", help="lano: the grammar, such as cfg3f")
     add("--root", type=int, help="lano: the symbol that sentences grow from")
     add("--exposures", type=int, help="capo: how often each person is met; sets --steps")
+    add("--text", help="text: python, its standard library (the default), or the path of a file")
     add("--block-size", type=int, help="context, in tokens")
 
     add = parser.add_argument_group("model").add_argument
@@ -351,7 +357,7 @@ def make_parser():
     return parser
 
 
-TASK_FLAGS = ("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "block_size")
+TASK_FLAGS = ("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "text", "block_size")
 MODEL_FLAGS = (
     *("mixer", "pos", "canon", "mlp", "n_layer", "n_head", "d_model", "short_conv"),
     *("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"),
