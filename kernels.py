@@ -68,12 +68,12 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
 # PyTorch runs one operation at a time, and each operation writes a whole new tensor. The definition
-# writes two for each shift, a product and a sum, and its backward pass does the same. The form below
-# adds each shift to the result in place instead, and its derivative is written by hand.
+# writes three for each shift: a shifted copy, a product and a sum. Its backward pass does no better.
+# The form below adds each shift to the result in place, and its derivative is written by hand.
 #
 # The derivative of a convolution is a convolution. Token s is an input of y_s, y_{s+1}, y_{s+2} and
 # y_{s+3}, with the weights w_0, w_1, w_2 and w_3. Let dy be the gradient of the loss with respect to
-# y. The chain rule sums over all outputs that an input has a part in:
+# y. The chain rule sums over all outputs in which an input or a weight takes part:
 #
 #     dh_s = sum_i w_i * dy_{s+i}          the same convolution, looking ahead instead of back
 #     dw_i = sum_s dy_{s+i} * h_s          for each channel, over all sequences
@@ -81,7 +81,7 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 # The residual needs no pass of its own: h_t + w_0 * h_t is (1 + w_0) * h_t.
 #
 # torch.compile makes one loop out of many operations, and this loop writes nothing but its result.
-# So compiled code takes the definition. It looks ahead by looking back in reversed time.
+# So compiled code uses the definition, and looks ahead by looking back in reversed time.
 
 
 def look_back(x, weight):
@@ -133,15 +133,15 @@ class PyTorchConvolution(torch.autograd.Function):
             T = x.shape[1]
             rows = []
             for i in range(len(weight)):
-                product = dy[:, i:] * x[:, : T - i]  # (B, T-i, D)
-                rows.append(product.sum(dim=1).sum(dim=0))  # over tokens, then sequences: (D,)
+                of_sequences = (dy[:, i:] * x[:, : T - i]).sum(dim=1)  # (B, D)
+                rows.append(of_sequences.sum(dim=0))  # (D,)
             dw = torch.stack(rows)
         # end of exercise
         return dx, dw
 
 
 def with_residual(weight):
-    """The weight (kernel, D) whose convolution contains the residual: w_0 + 1, w_1, w_2, .."""
+    """The weight (kernel, D) with the residual in it: w_0 + 1, w_1, w_2, and so on."""
     return torch.cat([weight[:1] + 1, weight[1:]])
 
 
@@ -314,21 +314,25 @@ BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps make fewer lines of dw
 
 
 class Launch(NamedTuple):
-    """How programs of a Triton kernel cover x (B, T, D) and weight (kernel, D)."""
+    """How the programs of a Triton kernel share the work on x (B, T, D)."""
 
-    programs: tuple[int]  # how many run
-    lines: int  # segments of all sequences, each of which has a line in the table for dw
-    sizes: dict  # arguments that a kernel is given when it runs
-    settings: dict  # arguments that it is compiled for
+    programs: tuple[int]  # how many run, in the form that Triton expects
+    lines: int  # segments in all sequences together; each writes one line of dw
+    sizes: dict  # the kernel's arguments that may change from call to call
+    settings: dict  # the arguments that the kernel is compiled for
 
 
 def grid(x, weight, rows, steps):
-    """The Launch for tiles of so many rows (with up to four lags) and at most so many steps."""
+    """The Launch for x (B, T, D) and weight (kernel, D).
+
+    rows   tokens in a tile, for up to four lags; with more lags a tile has fewer
+    steps  the most tiles in a segment
+    """
     B, T, D = x.shape
     lags = triton.next_power_of_2(len(weight))
-    rows = max(1, rows * 4 // max(4, lags))  # with more lags fewer rows, to fit in registers
+    rows = max(1, rows * 4 // max(4, lags))  # a block of all lags must fit in registers
     cols = min(256, max(32, triton.next_power_of_2(D)))
-    steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))  # a short sequence needs less
+    steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))  # fewer for a short sequence
     segments = triton.cdiv(T, rows * steps)
     strips = triton.cdiv(D, cols)
     return Launch(
@@ -483,7 +487,7 @@ CASES = (
     dict(B=1, T=9, D=64, kernel=7, residual=False),
     dict(B=2, T=150, D=300, kernel=4, residual=True),
 )
-# The roundings to a dtype allow no more. Triton's interpreter truncates, so it needs twice as much.
+# One rounding to the dtype, with some room: Triton's interpreter truncates, which doubles the error.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 

@@ -241,7 +241,8 @@ def table(groups, scores=None):
     scores = scores or score_names(groups)
     rows = [["", "seeds", *scores]]
     for name, runs in groups.items():
-        row = [name, ", ".join(str(run["seed"]) for run in runs)]
+        seeds = sorted({run["seed"] for run in runs})  # once, if there are runs of several tasks
+        row = [name, ", ".join(map(str, seeds))]
         for score in scores:
             row.append(each_seed(runs, score, unit_of(groups, score)))
         rows.append(row)
@@ -418,7 +419,7 @@ def name_ends(axis, ends):
             color=end.colour,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.8, "relpos": (0, 0.5)},
+            arrowprops={"arrowstyle": "-", "color": "#cccccc", "lw": 0.8, "relpos": (0, 0.5)},
         )
 
 
@@ -460,7 +461,7 @@ def draw_bars(axis, groups, score):
         rows = [row] * len(values)
         axis.plot(values, rows, "o", color="white", mec="#333333", ms=4.5, clip_on=False)
         beside = axis.get_yaxis_transform()  # x as a share of the axes, y in rows
-        axis.text(1.08, row, score_text(median, unit), transform=beside, va="center")
+        axis.text(1.08, row, score_text(median, unit), transform=beside, va="center_baseline")
     chance = chance_of(groups, score)
     if chance is not None:
         axis.axvline(chance, color=FAINT, ls=":", lw=1)

@@ -153,22 +153,15 @@ class Task:
     def encode(self, text):
         """The tokens of a text in the task's words. ValueError names a word that is not one."""
         tokens = []
-        for word in text.split():
-            for part in parts_of(word):
-                if part not in self.vocabulary[1:]:
-                    raise ValueError(f"{part!r} is no word of {self.name}")
-                tokens.append(self.vocabulary.index(part))
+        for word in text.replace(".", ". ").split():  # "7.2.5" is the tokens "7.", "2." and "5"
+            if word not in self.vocabulary[1:]:
+                raise ValueError(f"{word!r} is no word of {self.name}")
+            tokens.append(self.vocabulary.index(word))
         return tokens
 
     def decode(self, tokens):
         """Tokens in words."""
         return " ".join(self.vocabulary[token] for token in tokens).replace(". ", ".")
-
-
-def parts_of(word):
-    """'7.2.5' is three tokens, '7.', '2.' and '5': a dot joins the tokens of a name."""
-    parts = word.split(".")
-    return [f"{part}." for part in parts[:-1]] + parts[-1:]
 
 
 def pack(windows, width):
@@ -1235,13 +1228,15 @@ def score_text(value, unit):
 
 def printed(task, document):
     """A document in words, its targets in [brackets]."""
-    text, shown = "", 0
+    parts, shown = [], 0
     for start, end in document.targets:
         if start > shown:
-            text += f"{task.decode(document.tokens[shown:start])} "
-        text += f"[{task.decode(document.tokens[start:end])}] "
+            parts.append(task.decode(document.tokens[shown:start]))
+        parts.append(f"[{task.decode(document.tokens[start:end])}]")
         shown = end
-    return text + task.decode(document.tokens[shown:])
+    if shown < len(document.tokens):
+        parts.append(task.decode(document.tokens[shown:]))
+    return " ".join(parts)
 
 
 def main(arguments):

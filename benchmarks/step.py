@@ -11,6 +11,7 @@ import itertools
 import torch
 from common import Benchmark, times_in_turn
 
+import train
 from canon_gpt import CANONS, Canon, CanonGPT, Config
 from kernels import causal_conv_pytorch
 from tasks import make_task
@@ -32,14 +33,17 @@ MODELS = {
 }
 
 
-def ours(task, **options):
+def ours(sizes, **options):
     """A model, and its loss as a function of (forward, tokens, targets, mask)."""
-    sizes = dict(vocab_size=task.vocab_size, block_size=task.block_size)
-    model = CanonGPT(Config(**sizes, **task.model, **options))
-    return model, lambda forward, *batch: forward(*batch)[1]
+    model = CanonGPT(Config(**{**sizes, **options}))
+
+    def loss(forward, tokens, targets, mask):
+        return forward(tokens, targets, mask)[1]
+
+    return model, loss
 
 
-def llama(task):
+def llama(sizes):
     """Hugging Face's Llama, likewise."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -47,12 +51,17 @@ def llama(task):
 
     # Compiled, its "sdpa" makes a mask, which rules out flash attention; by another name it won't.
     ALL_ATTENTION_FUNCTIONS.register("causal", sdpa_attention_forward)
-    D, n_head = task.model["d_model"], task.model["n_head"]
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=task.vocab_size, hidden_size=D, intermediate_size=8 * round(D / 3),
-        num_hidden_layers=task.model["n_layer"], num_attention_heads=n_head,
-        max_position_embeddings=task.block_size, attn_implementation="causal", use_cache=False,
-    ))  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["d_model"],
+        intermediate_size=8 * round(sizes["d_model"] / 3),
+        num_hidden_layers=sizes["n_layer"],
+        num_attention_heads=sizes["n_head"],
+        max_position_embeddings=sizes["block_size"],
+        attn_implementation="causal",
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config)
 
     def loss(forward, tokens, targets, mask):
         targets = targets.masked_fill(~mask, -100)
@@ -79,37 +88,47 @@ def training_step(model, loss, compiled, batches, device):
     return step
 
 
-def compare(bench, task, batch_size, compiled, names, rounds):
+def compare(bench, name, preset, batch_size, compiled, models, rounds):
+    """Rows for these models at the size of a task's preset, beside the model without Canon."""
     torch._dynamo.reset()
-    device, batches = bench.device, []
+    recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
+    task, device, sizes = make_task(**recipe.task), bench.device, recipe.model
+    batches = []
     for number in range(4):
         tokens, mask = (torch.from_numpy(a).to(device) for a in task.batch(0, number, batch_size))
         batches.append((tokens[:, :-1], tokens[:, 1:], mask[:, 1:]))
     batches = itertools.cycle(batches)
-    without = training_step(*ours(task), compiled, batches, device)
-    for name in names:
-        with bench.optional(name):
-            model, loss = llama(task) if name == "Llama" else ours(task, **MODELS[name])
+    without = training_step(*ours(sizes), compiled, batches, device)
+    for what in models:
+        with bench.optional(what):
+            model, loss = llama(sizes) if what == "Llama" else ours(sizes, **MODELS[what])
             step = training_step(model, loss, compiled, batches, device)
             ms = times_in_turn({"without": without, "with": step}, device, rounds)
             bench.add(
-                what=name, task=task.name, how="compiled" if compiled else "eager", B=batch_size,
-                T=task.block_size, parameters=sum(p.numel() for p in model.parameters()),
-                without_ms=ms["without"], ms=ms["with"], ratio=ms["with"][1] / ms["without"][1],
+                what=what,
+                task=name,
+                how="compiled" if compiled else "eager",
+                B=batch_size,
+                T=task.block_size,
+                parameters=sum(p.numel() for p in model.parameters()),
+                without_ms=ms["without"],
+                ms=ms["with"],
+                ratio=ms["with"][1] / ms["without"][1],
                 tokens_per_s=batch_size * task.block_size / ms["with"][1] * 1e3,
-            )  # fmt: skip
+            )
 
 
 def main(argv=None):
     bench = Benchmark(__file__, __doc__, argv)
+    everything = [*MODELS, "Llama"]
     if bench.toy:
-        compare(bench, make_task("copy"), 2, False, [*MODELS, "Llama"], 3)
+        compare(bench, "copy", "nano", 2, False, everything, rounds=3)
     elif bench.device == "cuda":
-        compare(bench, make_task("depo1", "paper"), 16, True, [*MODELS, "Llama"], 30)
+        compare(bench, "depo1", "paper", 16, True, everything, rounds=30)
     else:
         for compiled in (True, False):
-            for task in map(make_task, ("depo1", "copy")):
-                compare(bench, task, task.training["batch_size"], compiled, ["Canon-ABCD"], 60)
+            for name in ("depo1", "copy"):
+                compare(bench, name, "nano", 32, compiled, ["Canon-ABCD"], rounds=60)
 
 
 if __name__ == "__main__":

@@ -473,7 +473,7 @@ def read_command_line(argv):
         add("--jobs", type=count, help="runs side by side (default: one per core; one on a GPU)")
         add("--lr", type=rates, default=[], help="learning rates to try, as in 2e-3,4e-3")
         add("--out", type=Path, default="out", help="the folder for the figure (default: out)")
-        add("--program", default=train.__file__, help="your own, in place of train.py")
+        add("--program", help="a program of your own, in place of train.py")
     options, flags = parser.parse_known_args(argv)
     if options.name in (None, "claims") and flags:
         fail(f"{' '.join(flags)}: not for {options.name or '--list'}")
@@ -532,14 +532,16 @@ def write_claims(folder):
 
 def compare(options, flags):
     """Train what is missing, draw and judge."""
-    if not Path(options.program).is_file():
-        fail(f"--program {options.program}: no such file")
-    runpy.run_path(options.program, run_name="program")  # enters its own mixers and tasks
+    program = train.__file__ if options.program is None else options.program
+    if not Path(program).is_file():
+        fail(f"--program {program}: no such file")
+    if options.program is not None:
+        runpy.run_path(program, run_name="program")  # enters its own mixers and tasks
     comparison = COMPARISONS[options.name]
     wanted = wanted_runs(comparison, flags, options.seeds, options.lr)
     if options.dry_run:
         for run in wanted:
-            print(shlex.join(["python", Path(options.program).name, *run.words]))
+            print(shlex.join(["python", options.program or "train.py", *run.words]))
         return
 
     check_folders(wanted)
@@ -549,7 +551,7 @@ def compare(options, flags):
         print(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them are here", file=sys.stderr)
         one_a_core = os.cpu_count() if first.options.device == "cpu" else 1
         if missing:
-            failed = train_all(missing, options.jobs or one_a_core, options.program)
+            failed = train_all(missing, options.jobs or one_a_core, program)
 
     runs, problems = finished_runs()
     report(problems)
@@ -570,3 +572,5 @@ if __name__ == "__main__":
         main()
     except OSError as error:
         fail(error)
+    except KeyboardInterrupt:  # while nothing trains
+        sys.exit(130)
