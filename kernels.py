@@ -67,13 +67,13 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
-# PyTorch runs one operation at a time, and each operation writes a whole new tensor. The definition
-# writes three for each shift: a shifted copy, a product and a sum. Its backward pass does no better.
+# PyTorch runs one operation at a time, and each operation writes a whole new tensor. For each shift
+# the definition writes three: a shifted copy, a product and a sum. Its backward pass does no better.
 # The form below adds each shift to the result in place, and its derivative is written by hand.
 #
 # The derivative of a convolution is a convolution. Token s is an input of y_s, y_{s+1}, y_{s+2} and
-# y_{s+3}, with the weights w_0, w_1, w_2 and w_3. Let dy be the gradient of the loss with respect to
-# y. The chain rule sums over all outputs in which an input or a weight takes part:
+# y_{s+3}, with the weights w_0, w_1, w_2 and w_3. Let dy be the gradient of the loss with respect
+# to y. The chain rule sums over all outputs in which an input or a weight takes part:
 #
 #     dh_s = sum_i w_i * dy_{s+i}          the same convolution, looking ahead instead of back
 #     dw_i = sum_s dy_{s+i} * h_s          for each channel, over all sequences
@@ -185,10 +185,10 @@ def causal_conv_pytorch(x, weight, residual=True):
 # of 32 threads), they wait for each other in every sum that crosses from one warp to another.
 #
 # Step 3, the kernel below. A program is one warp, so no warp waits for another. With 256 columns in
-# bfloat16, each thread loads 16 bytes of a row at once, and it has all lags and rows of its columns,
-# so that sums stay within a thread. A program walks down STEPS tiles, one below the other: the
-# weights stay in registers, and the rows above a tile are still in the cache. Only the rows above
-# the first tile are fetched twice.
+# bfloat16, each thread loads 16 bytes of a row at once. It has all lags and rows of its columns, so
+# that sums stay within a thread. A program walks down STEPS tiles, one below the other: the weights
+# stay in registers, and the rows above a tile are still in the cache. Only the rows above the first
+# tile are fetched twice.
 #
 # Backward. By section 2, both gradients need dy at lags ahead, dy_{t+i}: again one block. dx is the
 # sum over lags of weight times block. dw is the sum over tokens of block times x, which stays in
@@ -487,7 +487,7 @@ CASES = (
     dict(B=1, T=9, D=64, kernel=7, residual=False),
     dict(B=2, T=150, D=300, kernel=4, residual=True),
 )
-# One rounding to the dtype, with some room: Triton's interpreter truncates, which doubles the error.
+# One rounding to the dtype, with room to spare: Triton's interpreter truncates instead.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 

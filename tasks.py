@@ -23,7 +23,7 @@ import random
 import sys
 import sysconfig
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ ROWS = 32  # how many documents a model reads at a time when it is scored
 
 
 class Document:
-    """tokens, a list of int, and targets, the spans (start, end) of those that count in the loss."""
+    """tokens, a list of int, and targets, the spans (start, end) that count in the loss."""
 
     def __init__(self, tokens=(), targets=()):
         self.tokens = list(tokens)
@@ -58,6 +58,26 @@ class Document:
         span = (start, len(self.tokens))
         self.targets.append(span)
         return span
+
+    def extend(self, document):
+        """Append another document."""
+        offset = len(self.tokens)
+        self.tokens += document.tokens
+        for start, end in document.targets:
+            self.targets.append((offset + start, offset + end))
+
+    def cut(self, length):
+        """The document of the first `length` tokens."""
+        targets = [(start, min(end, length)) for start, end in self.targets if start < length]
+        return Document(self.tokens[:length], targets)
+
+    def mask(self):
+        """Which tokens are targets: bool, (tokens,)."""
+        starts, ends = np.array(self.targets, dtype=np.int64).reshape(-1, 2).T
+        brackets = np.zeros(len(self.tokens) + 1, dtype=np.int64)
+        brackets[starts] += 1
+        brackets[ends] -= 1
+        return brackets[:-1].cumsum() > 0  # more have opened than closed
 
 
 class Task:
@@ -82,7 +102,7 @@ class Task:
         return len(self.vocabulary)
 
     def documents(self, rng, count):
-        """A list of `count` Documents."""
+        """Yields, or returns a list of, `count` Documents."""
         raise NotImplementedError
 
     def batch(self, seed, step, batch_size):
@@ -92,27 +112,29 @@ class Task:
         alone: every model, resumed run and loader worker sees the same.
         """
         rng = np.random.default_rng([seed, TRAIN, step])
-        width, count = self.block_size + 1, 2 * batch_size
-        windows, lengths = [], []
-        window = Document()
-        while len(windows) < batch_size:
+        width = self.block_size + 1
+        text = Document()  # all windows, one behind the other
+        drawn_documents, drawn_tokens = 0, 0
+        count = 2 * batch_size
+        while len(text.tokens) < batch_size * width:
             for document in self.documents(rng, count):
-                length = len(document.tokens)
-                lengths.append(length)
-                offset = len(window.tokens)
-                window.tokens += document.tokens
-                for start, end in document.targets:
-                    window.targets.append((offset + start, offset + end))
-                if offset + length >= width:
-                    windows.append(window)
-                    window = Document()
-            missing = (batch_size - len(windows)) * (width / np.mean(lengths) + 1)
-            count = int(1.1 * missing) + 8  # a guess
-        return pack(windows[:batch_size], width)
+                drawn_documents += 1
+                drawn_tokens += len(document.tokens)
+                room = width - len(text.tokens) % width  # in the last window
+                if len(document.tokens) > room:
+                    document = document.cut(room)
+                text.extend(document)
+                if len(text.tokens) == batch_size * width:
+                    break
+            missing = batch_size - len(text.tokens) // width
+            documents_per_window = width / (drawn_tokens / drawn_documents) + 1  # a guess
+            count = int(1.1 * (missing * documents_per_window)) + 8
+        tokens = np.array(text.tokens, dtype=np.int64)
+        return tokens.reshape(batch_size, width), text.mask().reshape(batch_size, width)
 
     def evaluate(self, model, seed, n):
         """{score: float} on n fresh documents: the shares of documents and targets got right."""
-        documents = self.documents(np.random.default_rng([seed, EVAL]), n)
+        documents = list(self.documents(np.random.default_rng([seed, EVAL]), n))
         right = self.right_tokens(model, [document.tokens for document in documents])
         whole, tokens = [], []
         for row, document in zip(right, documents):
@@ -164,16 +186,6 @@ class Task:
         return " ".join(self.vocabulary[token] for token in tokens).replace(". ", ".")
 
 
-def pack(windows, width):
-    """Documents as long as a window, or longer, as arrays: tokens and mask, (windows, width)."""
-    tokens = np.array([window.tokens[:width] for window in windows], dtype=np.int64)
-    mask = np.zeros(tokens.shape, dtype=bool)
-    for row, window in zip(mask, windows):
-        for start, end in window.targets:
-            row[start:end] = True
-    return tokens, mask
-
-
 def padded(texts):
     """Lists of tokens as rows, zeros behind: int64, (texts, longest)."""
     return pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
@@ -209,13 +221,15 @@ class Copy(Task):
         self.vocabulary = ["", *numbers, "<bos>", "<query>"]
 
     def documents(self, rng, count):
-        found = []
-        for _ in range(count):
-            numbers = (1 + rng.permutation(self.N)).tolist()
+        for numbers in (1 + permutations(rng, count, self.N)).tolist():
             document = Document([self.bos, *numbers, self.query])
             document.ask(numbers)
-            found.append(document)
-        return found
+            yield document
+
+
+def permutations(rng, count, n):
+    """`count` times the numbers 0..n-1 in random order: int64, (count, n)."""
+    return rng.permuted(np.tile(np.arange(n), (count, 1)), axis=1)
 
 
 # ---- 3. Depo: reasoning depth ----------------------------------------------
@@ -250,9 +264,9 @@ class Depo(Task):
         self.vocabulary = [""] + self.words.vocabulary + ["<bos>", "<ans>"] + queries
         self.bos = 1 + len(self.words.vocabulary)
         self.ans = self.bos + 1  # <query_k> is token ans + k
-        self.separator = []
+        self.separator = ()
         if separator:
-            self.separator = [self.vocab_size]
+            self.separator = (self.vocab_size,)
             self.vocabulary.append(",")
 
         self.hops = powers_of_two(K)  # the scored k
@@ -263,7 +277,8 @@ class Depo(Task):
         sizes = draw_sizes(rng, count, self.N)
         asked = sum(min(n, self.questions) for n in sizes)
         hops = rng.integers(1, self.K + 1, asked).tolist()
-        return [document for document, _ in self.instances(rng, sizes, hops)]
+        for document, _ in self.instances(rng, sizes, hops):
+            yield document
 
     def instances(self, rng, sizes, hops):
         """For each size n the text of a cycle 0 -> 1 -> .. -> n-1 -> 0.
@@ -274,7 +289,7 @@ class Depo(Task):
         hops = iter(hops)
         orders = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
         for names, edges, asked in orders:
-            # names[x] is the word of node x, a list of tokens. Both edges and asked are 0..n-1 in
+            # names[x] is the word of node x, a tuple of tokens. Both edges and asked are 0..n-1 in
             # random order: x in edges stands for x -> x + 1, the first of asked are asked about.
             n = len(names)
             document, answers = Document([self.bos]), []
@@ -283,8 +298,8 @@ class Depo(Task):
                 document.give(names[x] + names[(x + 1) % n] + self.separator)
             for q in asked[: self.questions]:
                 k = next(hops)
-                document.give([self.ans + k] + names[q])
-                start, end = document.ask([self.ans] + names[(q + k) % n])
+                document.give((self.ans + k, *names[q]))
+                start, end = document.ask((self.ans, *names[(q + k) % n]))
                 answers.append((k, start + 1, end))  # <ans> is no part of the answer
             # end of exercise
             yield document, answers
@@ -324,13 +339,13 @@ def draw_sizes(rng, count, N):
 
 
 def shuffles(rng, sizes):
-    """The numbers 0..n-1 in random order, for each size n, with one draw for all."""
-    keys = rng.random(sum(sizes))
-    found, start = [], 0
-    for n in sizes:
-        found.append(keys[start : start + n].argsort().tolist())
-        start += n
-    return found
+    """For each size n, the numbers 0..n-1 in random order: they sort n random keys."""
+    sizes = np.array(sizes)
+    has_key = np.arange(sizes.max()) < sizes[:, None]  # (documents, largest size)
+    keys = np.full(has_key.shape, 2.0)  # larger than all keys, so these come last
+    keys[has_key] = rng.random(sizes.sum())
+    orders = keys.argsort(axis=1).tolist()
+    return [order[:n] for order, n in zip(orders, sizes.tolist())]
 
 
 class Words:
@@ -348,6 +363,7 @@ class Words:
         require(1 <= self.shortest <= self.longest <= 100, "word_len", word_len, allowed)
         many = sum(V**length for length in range(self.shortest, self.longest + 1))
         require(N <= many, "N", N, f"V = {V} and word_len = {word_len} make only {many} words")
+        self.one_letter = [(letter,) for letter in range(1, V + 1)]
         ends = [str(letter) for letter in range(1, V + 1)]
         self.vocabulary = ends
         if self.longest > 1:
@@ -355,7 +371,7 @@ class Words:
             self.vocabulary = go_on + ends
 
     def draw(self, rng, sizes):
-        """For each size n, n different words, lists of tokens, of uniform lengths. Equals
+        """For each size n, n different words, tuples of tokens, of uniform lengths. Equals
 
             while len(words) < n:
                 word = draw_word()
@@ -367,33 +383,37 @@ class Words:
         """
         if self.longest == 1:
             found = []
-            for n in sizes:
-                letters = 1 + rng.permutation(self.V)[:n]
-                found.append(letters[:, None].tolist())
+            for letters, n in zip(permutations(rng, len(sizes), self.V), sizes):
+                found.append([self.one_letter[i] for i in letters[:n].tolist()])
             return found
         words = [[None] * n for n in sizes]
+        taken = [set() for _ in sizes]
         missing = []  # places without a word
         for document, n in enumerate(sizes):
             missing += [(document, place) for place in range(n)]
-        taken = set()
         while missing:
-            lengths = rng.integers(self.shortest, self.longest + 1, len(missing)).tolist()
-            letters = rng.integers(1, self.V + 1, (len(missing), self.longest)).tolist()
             came_twice = []
-            for (document, place), length, word in zip(missing, lengths, letters):
-                last = word[length - 1] + self.V
-                word = [*word[: length - 1], last]
-                key = (document, *word)
-                if key in taken:
+            for (document, place), word in zip(missing, self.draw_any(rng, len(missing))):
+                if word in taken[document]:
                     came_twice.append((document, place))
                 else:
-                    taken.add(key)
+                    taken[document].add(word)
                     words[document][place] = word
             missing = came_twice
         shuffled = []
         for found, order in zip(words, shuffles(rng, sizes)):
             shuffled.append([found[i] for i in order])
         return shuffled
+
+    def draw_any(self, rng, count):
+        """`count` words, tuples of tokens, which may be equal."""
+        lengths = rng.integers(self.shortest, self.longest + 1, count)
+        letters = rng.integers(1, self.V + 1, (count, self.longest))
+        letters[np.arange(count), lengths - 1] += self.V  # a word's last token shows the end
+        letters = letters.ravel().tolist()
+        starts = range(0, count * self.longest, self.longest)
+        for start, length in zip(starts, lengths.tolist()):
+            yield tuple(letters[start : start + length])
 
     def split(self, tokens):
         """The words that tokens spell, tuples; a special token is one, too."""
@@ -437,7 +457,8 @@ class Brevo(Task):
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        return [document for document, _ in self.instances(rng, sizes)]
+        for document, _ in self.instances(rng, sizes):
+            yield document
 
     def instances(self, rng, sizes):
         """For each size a document, and the depth of q."""
@@ -453,15 +474,16 @@ class Brevo(Task):
             document = Document([self.bos])
             for parent, child in edges:
                 document.give(names[parent] + names[child])
-            document.give([self.query] + names[q])
-            answer = []
+            document.give((self.query, *names[q]))
+            answer = [self.ans]
             for node in draw_order(dice, parents, q):
                 answer += names[node]
-            document.ask([self.ans, *answer, self.eos])
+            answer.append(self.eos)
+            document.ask(answer)
             yield document, depth_of(parents, q)
 
     def verify(self, prompt, answer):
-        """Whether the answer is right for the prompt, which ends in <ans>. Both: lists of tokens."""
+        """Whether the answer is right for the prompt, which ends in <ans>. Both are lists."""
         _, *edges, _, q, _ = self.words.split(prompt)
         parents = defaultdict(set)
         for parent, child in zip(edges[::2], edges[1::2]):
@@ -528,20 +550,24 @@ def draw_graph(dice, n):
     leaves = dice.randint(1, (n - 1) // 4 + 1)
     parents = [[] for _ in range(n)]
     children = [0] * n
+    free = list(range(leaves))
     for node in range(leaves, n):
-        free = [other for other in range(node) if children[other] < 4]
         parents[node] = dice.sample(free, dice.randint(1, min(4, len(free))))
         for parent in parents[node]:
             children[parent] += 1
+            if children[parent] == 4:
+                free.remove(parent)
+        free.append(node)
     return parents
 
 
 def draw_order(dice, parents, q):
     """All that q depends on and q, parents first. Drawn backward from q: each time one of the nodes
     whose needed children are all placed."""
-    missing_children = Counter()
+    missing_children = [0] * len(parents)
     for node in dependencies(parents, q):
-        missing_children.update(parents[node])
+        for parent in parents[node]:
+            missing_children[parent] += 1
     order, ready = [], [q]
     while ready:
         node = ready.pop(dice.randrange(len(ready)))
@@ -601,42 +627,34 @@ class Mano(Task):
 
     def documents(self, rng, count):
         lengths = rng.integers(1, self.L + 1, count).tolist()
-        found = []
         for tokens in self.instances(rng, lengths):
-            found.append(Document(tokens, [(0, len(tokens))]))
-        return found
+            yield Document(tokens, [(0, len(tokens))])
 
     def instances(self, rng, lengths):
         """The tokens of an instance for each length l, its number of operators."""
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for single numbers
-        texts = []
         for l in lengths:
-            expression = self.draw_expression(dice, l)
-            texts.append([self.bos, self.ans + l, *expression, self.ans])
-        for text in texts:
-            value = self.value(iter(text[2:]))
-            text.append(1 + value)
-        return texts
+            tokens = [self.bos, self.ans + l]
+            value = self.append_expression(tokens, dice, l)
+            tokens += [self.ans, 1 + value]
+            yield tokens
 
-    def draw_expression(self, dice, l):
-        """The tokens of an expression with l operators."""
+    def append_expression(self, tokens, dice, l):
+        """Append a random expression with l operators to the tokens. Returns its value."""
         if l == 0:
-            return [1 + dice.randrange(self.modulus)]
-        operator = self.plus + dice.randrange(3)
+            number = dice.randrange(self.modulus)
+            tokens.append(1 + number)
+            return number
+        operator = dice.randrange(3)
+        tokens.append(self.plus + operator)
         in_left = dice.randrange(l)  # operators in the left operand
-        left = self.draw_expression(dice, in_left)
-        right = self.draw_expression(dice, l - 1 - in_left)
-        return [operator] + left + right
-
-    def value(self, tokens):
-        """The value of the expression that an iterator of tokens starts with."""
-        token = next(tokens)
-        if token < self.plus:
-            return token - 1
-        a = self.value(tokens)
-        b = self.value(tokens)
-        results = (a + b, a - b, a * b)
-        return results[token - self.plus] % self.modulus
+        a = self.append_expression(tokens, dice, in_left)
+        b = self.append_expression(tokens, dice, l - 1 - in_left)
+        if operator == 0:
+            return (a + b) % self.modulus
+        if operator == 1:
+            return (a - b) % self.modulus
+        return (a * b) % self.modulus
 
     def answer_spans(self, document):
         """The value."""
@@ -646,7 +664,7 @@ class Mano(Task):
     def evaluate(self, model, seed, n):
         """n expressions of each scored l: the share of right values."""
         lengths = np.repeat(self.scored, n).tolist()
-        texts = self.instances(np.random.default_rng([seed, EVAL]), lengths)
+        texts = list(self.instances(np.random.default_rng([seed, EVAL]), lengths))
         right = defaultdict(list)
         for row, text, l in zip(self.right_tokens(model, texts), texts, lengths):
             right[l].append(row[len(text) - 1])
@@ -757,21 +775,26 @@ class Grammar:
                 longest.append(sum(self.longest[part] for part in rule))
             self.mean[symbol], self.longest[symbol] = np.mean(means), max(longest)
 
+        # the rules as tables, for `sample`
+        self.choices = np.zeros(self.root + 1, dtype=np.int64)  # how many rules a symbol has
+        self.parts = np.zeros((self.root + 1, 4, 3), dtype=np.int64)  # theirs, zeros behind
+        for symbol, choices in self.rules.items():
+            self.choices[symbol] = len(choices)
+            for choice, rule in enumerate(choices):
+                self.parts[symbol, choice, : len(rule)] = rule
+
     def sample(self, rng, count):
         """`count` sentences, lists of tokens."""
-        sentences = [[self.root] for _ in range(count)]
-        while sentences[0][0] in self.rules:
-            symbols = sum(len(sentence) for sentence in sentences)
-            chances = iter(rng.random(symbols).tolist())  # uniform in [0, 1)
-            longer = []
-            for sentence in sentences:
-                grown = []
-                for symbol in sentence:
-                    choices = self.rules[symbol]
-                    grown += choices[int(next(chances) * len(choices))]
-                longer.append(grown)
-            sentences = longer
-        return sentences
+        symbols = np.full(count, self.root)  # of all sentences
+        sentence = np.arange(count)  # in which of them each symbol is
+        while symbols[0] in self.rules:
+            chances = rng.random(len(symbols))  # uniform in [0, 1)
+            choices = (chances * self.choices[symbols]).astype(np.int64)
+            parts = self.parts[symbols, choices]  # (symbols, 3), zeros behind
+            sentence = np.repeat(sentence, (parts > 0).sum(1))
+            symbols = parts[parts > 0]
+        ends = np.bincount(sentence).cumsum()
+        return [tokens.tolist() for tokens in np.split(symbols, ends[:-1])]
 
     def chart(self, tokens, scale=2.1):
         """How likely each prefix is with each next token, or the end, behind it.
@@ -843,11 +866,9 @@ class Lano(Task):
         self.bos = self.stop = 4
 
     def documents(self, rng, count):
-        found = []
         for sentence in self.grammar.sample(rng, count):
-            tokens = [self.bos] + sentence
-            found.append(Document(tokens, [(0, len(tokens))]))
-        return found
+            tokens = [self.bos, *sentence]
+            yield Document(tokens, [(0, len(tokens))])
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
@@ -926,6 +947,9 @@ POSSIBLE_NAMES, POSSIBLE_FACTS = math.prod(NAMES.values()), math.prod(FACTS.valu
 BIOGRAPHY = ["<bos>", *NAMES, "word", "word", "word", "month", "day", "year"]
 for fact in COLUMNS[7:]:
     BIOGRAPHY += ["pronoun", "word", "word", "word", fact]
+WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
+FACT_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
+FACT_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in FACT_PLACES]
 
 
 class Capo(Task):
@@ -961,12 +985,10 @@ class Capo(Task):
     def biographies(self, rng, seed, who):
         """These people's lives in new words: tokens, (len(who), 35) int64."""
         words = self.wordings[np.arange(6), rng.integers(0, 10, (len(who), 6))]  # (people, 6, 3)
+        people = draw_people(seed, self.N)[who]  # (people, 12)
         text = np.full((len(who), len(BIOGRAPHY)), self.bos)
-        for place, kind in enumerate(BIOGRAPHY):
-            if kind in COLUMNS:
-                text[:, place] = draw_people(seed, self.N)[who, COLUMNS.index(kind)]
-        is_word = [kind == "word" for kind in BIOGRAPHY]
-        text[:, is_word] = words.reshape(len(who), -1)
+        text[:, WORD_PLACES] = words.reshape(len(who), -1)
+        text[:, FACT_PLACES] = people[:, FACT_COLUMNS]
         return text
 
     def documents(self, rng, count):
@@ -978,8 +1000,11 @@ class Capo(Task):
         """As in all tasks, but windows hold whole biographies, zeros behind, and everybody comes
         once an epoch."""
         meetings = batch_size * self.lives
-        turns = range(step * meetings, (step + 1) * meetings)
-        who = [meeting_order(seed, turn // self.N, self.N)[turn % self.N] for turn in turns]
+        epochs, places = np.divmod(np.arange(step * meetings, (step + 1) * meetings), self.N)
+        who = np.empty(meetings, dtype=np.int64)
+        for epoch in range(epochs[0], epochs[-1] + 1):
+            now = epochs == epoch
+            who[now] = meeting_order(seed, epoch, self.N)[places[now]]
         lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who)
         tokens = lives.reshape(batch_size, -1)
         tokens = np.pad(tokens, [(0, 0), (0, self.block_size + 1 - tokens.shape[1])])
