@@ -677,11 +677,16 @@ def decay_until_end(g):
 
 
 def decay_between(g):
-    """Log decays (.., C) -> (.., C, C): [t, s] is g_{s+1} + .. + g_t for s <= t, -inf for s > t."""
-    C = g.shape[-1]
-    later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)  # t > s
-    sums = g[..., None].expand(*g.shape, C).masked_fill(~later, 0).cumsum(-2)
-    return sums.masked_fill(later.mT, -math.inf)
+    """Log decays (.., C) -> (.., C, C): [t, s] is g_{s+1} + .. + g_t for s <= t, -inf for s > t.
+
+    A difference of two sums from the start. They may be large and close to each other: therefore
+    float64, which MPS does not have.
+    """
+    precise = torch.float32 if g.device.type == "mps" else torch.float64
+    sums = g.to(precise).cumsum(-1)
+    between = sums[..., :, None] - sums[..., None, :]
+    future = torch.ones_like(between, dtype=torch.bool).triu(1)  # s > t
+    return between.to(g.dtype).masked_fill(future, -math.inf)
 
 
 def float32_product(a, b):
@@ -693,7 +698,7 @@ def float32_product(a, b):
 def decayed_products(q, k, g):
     """A (.., C, C) with A[t, s] = sum_c q[t, c] k[s, c] exp(g[s+1, c] + .. + g[t, c]), s <= t.
 
-    q, k (.., C, K); g (.., C, K) or (.., C, 1); C is a power of two.
+    q, k (.., C, K); g (.., C, K), and then C is a power of two, or (.., C, 1).
     """
     # exercise 9
     C = q.shape[-2]
@@ -703,16 +708,21 @@ def decayed_products(q, k, g):
     # part overflows. No step suits all pairs. So start with blocks of one step and join neighbours;
     # the pairs across split where the two meet:                             A0      0
     #                                                                        across  A1
+    q, k, g = torch.broadcast_tensors(q, k, g)  # heads may share q and k
     A = (q * k).sum(-1)[..., None, None]  # (.., C, 1, 1): C blocks of one step
     size = 1
     while size < C:
-        g0, g1 = g.unflatten(-2, (-1, 2, size)).unbind(-3)  # (.., blocks / 2, size, K)
-        k0 = k.unflatten(-2, (-1, 2, size))[..., 0, :, :]
-        q1 = q.unflatten(-2, (-1, 2, size))[..., 1, :, :]
-        q1, k0 = q1 * g1.cumsum(-2).exp(), k0 * decay_until_end(g0).exp()
-        across = float32_product(q1, k0.mT)
+        pairs = (-1, 2, size)  # of neighbouring blocks
+        g0, g1 = g.unflatten(-2, pairs).unbind(-3)  # (.., blocks / 2, size, K)
+        k0, _ = k.unflatten(-2, pairs).unbind(-3)
+        _, q1 = q.unflatten(-2, pairs).unbind(-3)
+        from_start = q1 * g1.cumsum(-2).exp()
+        until_end = k0 * decay_until_end(g0).exp()
+        across = float32_product(from_start, until_end.mT)
         A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
-        A = torch.cat([torch.cat([A0, torch.zeros_like(A0)], -1), torch.cat([across, A1], -1)], -2)
+        upper = torch.cat([A0, torch.zeros_like(A0)], -1)
+        lower = torch.cat([across, A1], -1)
+        A = torch.cat([upper, lower], -2)
         size *= 2
     return A.squeeze(-3)
 
@@ -735,7 +745,8 @@ def scan(M, X, S, times):
     N = X.shape[2]
     if N == 0:
         return X, S
-    M0, M1, X0, X1 = M[:, :, : N - 1 : 2], M[:, :, 1::2], X[:, :, : N - 1 : 2], X[:, :, 1::2]
+    M0, M1 = M[:, :, : N - 1 : 2], M[:, :, 1::2]
+    X0, X1 = X[:, :, : N - 1 : 2], X[:, :, 1::2]
     even, S = scan(times(M1, M0), times(M1, X0) + X1, S, times)
     before = torch.stack([even, times(M0, even) + X0], dim=3).flatten(2, 3)
     if N % 2:
@@ -744,38 +755,56 @@ def scan(M, X, S, times):
     return before, S
 
 
-def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64):
+def into_chunks(x, N, C):
+    """(B, T, H, ..) -> (B, H, N, C, ..), zeros behind: they write nothing, and do not fade."""
+    missing = N * C - x.shape[1]
+    x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))
+    return x.unflatten(1, (N, C)).movedim(3, 1)
+
+
+def from_chunks(o, T, dtype):
+    """(B, H, N, C, V) -> (B, T, H, V)."""
+    return o.movedim(1, 3).flatten(1, 2)[:, :T].to(dtype)
+
+
+def chunked_linear_attention(
+    q, k, v, log_decay, beta=None, state=None, chunk=64, return_state=True
+):
     """`linear_recurrence` in chunks: same arguments, same result, time and memory linear in T.
 
-    chunk  tokens per chunk, rounded up to a power of two
+    chunk         tokens per chunk; rounded up to a power of two for a decay per channel
+    return_state  whether the last state is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and the state stay in float32.
     """
     T, out_dtype = v.shape[1], v.dtype
-    C = 2 ** (min(chunk, T) - 1).bit_length()  # a generated token is a chunk of one
+    if log_decay.dim() == 3:
+        log_decay = log_decay[..., None]  # (B, T, H, 1)
+    C = min(chunk, T)  # a generated token is a chunk of one
+    if log_decay.shape[3] > 1:
+        C = 2 ** (C - 1).bit_length()
     N = -(-T // C)
-
-    def chunks(x):  # (B, T, H, ..) -> (B, H, N, C, ..); padded steps write nothing, and do not fade
-        x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, N * C - T))
-        return x.unflatten(1, (N, C)).permute(0, 3, 1, 2, 4)
-
-    q, k, v = chunks(q), chunks(k), chunks(v)
-    g = chunks(log_decay if log_decay.dim() == 4 else log_decay[..., None])
+    q = into_chunks(q, N, C)
+    k = into_chunks(k, N, C)
+    v = into_chunks(v, N, C)
+    g = into_chunks(log_decay, N, C)
     fade_in = g.cumsum(-2).exp()  # (B, H, N, C, K or 1)
-    k_out = k * decay_until_end(g).exp()
     # step 1
     A = decayed_products(q, k, g)
     # step 2
     U0, W = v, None
     if beta is not None:
         # exercise 10: U0 (B, H, N, C, V) and W (B, H, N, C, K)
-        b = chunks(beta[..., None])
+        b = into_chunks(beta[..., None], N, C)
         # R = (I + bL)^-1 b: the solver ignores bL's own diagonal, and takes ones on it
         bL = b * decayed_products(k, k, g)
         diagonal = torch.diag_embed(b[..., 0])
         R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
         U0, W = R @ v, R @ (k * fade_in)
+    if N == 1 and state is None and not return_state:
+        return from_chunks(A @ U0, T, out_dtype), None  # the state before the chunk is zero
     # step 3
+    k_out = k * decay_until_end(g).exp()
     P = fade_in[..., -1, :, None]  # (B, H, N, K or 1, 1)
     X = k_out.mT @ U0  # (B, H, N, K, V)
     S = at_least_float32(torch.zeros_like(X[:, :, 0]) if state is None else state)
@@ -792,7 +821,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, state=None, chunk=64
     # exercise 9: o (B, H, N, C, V)
     o = (q * fade_in) @ before + A @ U
     # end of exercise
-    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T].to(out_dtype), S
+    return from_chunks(o, T, out_dtype), S
 
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
@@ -847,12 +876,17 @@ class LinearMixer(Mixer):
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
-        K, V = k.shape[3], v.shape[3]
-        # a token costs about K V between chunks and C (K + V) inside them: balance the two
-        chunk = 32 if K * V < 32 * (K + V) else 64
-        S = None if state is None else state.get(self)
-        o, S = chunked_linear_attention(q, k, v, log_decay, beta, S, chunk)
-        if state is not None:
+        T, V = v.shape[1], v.shape[3]
+        K = k.shape[3]
+        if T <= 160 and log_decay.dim() == 3:
+            chunk = T  # measured on a CPU: one chunk is the fastest up to about this length
+        else:
+            # A token costs about K V between chunks and C (K + V) inside them: balance the two.
+            chunk = 32 if K * V < 32 * (K + V) else 64
+        streams = state is not None
+        S = state.get(self) if streams else None
+        o, S = chunked_linear_attention(q, k, v, log_decay, beta, S, chunk, return_state=streams)
+        if streams:
             state[self] = S
         return o
 
@@ -871,7 +905,8 @@ def heads(x, n_head):
 class GLA(LinearMixer):
     """Gated linear attention: 4 heads, keys of D/2, values of D, a decay per key channel."""
 
-    parameter_share, n_head = 4, 4
+    parameter_share = 4
+    n_head = 4
 
     def __init__(self, config):
         super().__init__()
@@ -900,12 +935,15 @@ class GLA(LinearMixer):
 class Mamba2(LinearMixer):
     """State-space model: 16 heads, values of 2D, one key and one query of 64 for all heads."""
 
-    parameter_share, n_head, n_state = 6, 16, 64
+    parameter_share = 6
+    n_head = 16
+    n_state = 64
     short_conv_by_default = True
 
     def __init__(self, config):
         super().__init__()
-        D, H, K = config.d_model, self.n_head, self.n_state
+        D = config.d_model
+        H, K = self.n_head, self.n_state
         width = 4 * D + 2 * K + H  # z, x, B, C, dt: gate, value, key, query, step
         self.into = nn.Linear(D, width, bias=False)
         self.canon = canon_at("b", width, config)
@@ -917,7 +955,8 @@ class Mamba2(LinearMixer):
         self.out = nn.Linear(2 * D, D, bias=False)
 
     def forward(self, x, state=None):
-        D, H, K = x.shape[-1], self.n_head, self.n_state
+        D = x.shape[-1]
+        H, K = self.n_head, self.n_state
         z, xBC, dt = self.canon(self.into(x), state).split([2 * D, 2 * D + 2 * K, H], -1)
         if self.conv is not None:
             xBC = self.conv(xBC, state)

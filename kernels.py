@@ -68,8 +68,8 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
 # PyTorch runs one operation at a time, and each operation writes a whole new tensor. For each shift
-# the definition writes three: a shifted copy, a product and a sum. Its backward pass does no better.
-# The form below adds each shift to the result in place, and its derivative is written by hand.
+# the definition writes three: a shifted copy, a product and a sum. So does its backward pass. The
+# form below adds each shift to the result in place, and its derivative is written by hand.
 #
 # The derivative of a convolution is a convolution. Token s is an input of y_s, y_{s+1}, y_{s+2} and
 # y_{s+3}, with the weights w_0, w_1, w_2 and w_3. Let dy be the gradient of the loss with respect

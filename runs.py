@@ -309,27 +309,44 @@ def read(folder):
         raise RunError(one_line(f"{folder} is no run, or damaged: {error!r}")) from None
 
 
+# What figures and tables ask of a run's config.json: {field: its kind}
+FIELDS = {"run": str, "preset": str, "dtype": str, "seed": int, "seconds": (int, float, type(None))}
+MODEL_FIELDS = {
+    "mixer": str,
+    "pos": str,
+    "canon": str,
+    "canon_type": str,
+    "canon_kernel": int,
+    "canon_residual": bool,
+    "canon_silu": bool,
+    "canon_frozen": bool,
+    "short_conv": bool,
+    "n_layer": int,
+    "d_model": int,
+}
+
+
 def checked(run):
-    """The run, with units and chance. ValueError (or another) if it lacks something."""
-    for field, kind in {"run": str, "preset": str, "dtype": str, "seed": int}.items():
-        if not isinstance(run[field], kind):
-            raise ValueError(f"{field} = {run[field]!r}")
-    for part in ("task", "model", "training"):
-        if not isinstance(run[part], dict):
-            raise ValueError(f"{part} = {run[part]!r}")
-    for field, kind in {"mixer": str, "pos": str, "canon": str, "d_model": int}.items():
-        if not isinstance(run["model"][field], kind):
-            raise ValueError(f"{field} = {run['model'][field]!r}")
-    for evaluation in run["evals"]:
-        if not isinstance(evaluation["step"], int):
-            raise ValueError(f"step = {evaluation['step']!r}")
-        for score, value in evaluation["eval"].items():
-            if not (isinstance(value, (int, float)) and math.isfinite(value)):
-                raise ValueError(f"{score} = {value!r}")
+    """The run, with units and chance. ValueError or KeyError if something is not as it must be."""
+    require_kinds(run, {**FIELDS, "task": dict, "model": dict, "training": dict})
+    require_kinds(run["task"], {"name": str})
+    require_kinds(run["model"], MODEL_FIELDS)
     if "scores" not in run:  # written before runs said so
         task = make_task(**run["task"])
         run["scores"], run["chance"] = dict(task.scores), task.chance
+    require_kinds(run, {"scores": dict, "chance": (int, float, type(None))})
+    for evaluation in run["evals"]:
+        require_kinds(evaluation, {"step": int, "eval": dict})
+        for score, value in evaluation["eval"].items():
+            if not (isinstance(value, (int, float)) and math.isfinite(value)):
+                raise ValueError(f"{score} = {value!r}")
     return run
+
+
+def require_kinds(values, kinds):
+    for field, kind in kinds.items():
+        if not isinstance(values[field], kind):
+            raise ValueError(f"{field} = {values[field]!r}")
 
 
 def read_all(paths):
@@ -377,6 +394,7 @@ def load_model(folder):
     try:
         config = json.loads((folder / "config.json").read_text())
         task = make_task(**config["task"])
+        task.seed = config["seed"]
         model = CanonGPT(Config(**config["model"]))
     except FileNotFoundError:
         raise RunError(f"{folder} has no config.json") from None

@@ -73,11 +73,10 @@ class Document:
 
     def mask(self):
         """Which tokens are targets: bool, (tokens,)."""
-        starts, ends = np.array(self.targets, dtype=np.int64).reshape(-1, 2).T
-        brackets = np.zeros(len(self.tokens) + 1, dtype=np.int64)
-        brackets[starts] += 1
-        brackets[ends] -= 1
-        return brackets[:-1].cumsum() > 0  # more have opened than closed
+        mask = np.zeros(len(self.tokens), dtype=bool)
+        for start, end in self.targets:
+            mask[start:end] = True
+        return mask
 
 
 class Task:
@@ -92,6 +91,7 @@ class Task:
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
     found = {}  # parameters that the task finds out itself, such as a text's size
+    seed = 0  # of the run: Capo's people are those that the run met
 
     def __init__(self, block_size):
         require_range("block_size", block_size, 1)
@@ -102,7 +102,7 @@ class Task:
         return len(self.vocabulary)
 
     def documents(self, rng, count):
-        """Yields, or returns a list of, `count` Documents."""
+        """`count` Documents, in a list or yielded one by one."""
         raise NotImplementedError
 
     def batch(self, seed, step, batch_size):
@@ -550,7 +550,7 @@ def draw_graph(dice, n):
     leaves = dice.randint(1, (n - 1) // 4 + 1)
     parents = [[] for _ in range(n)]
     children = [0] * n
-    free = list(range(leaves))
+    free = list(range(leaves))  # the earlier nodes with fewer than 4 children, in order
     for node in range(leaves, n):
         parents[node] = dice.sample(free, dice.randint(1, min(4, len(free))))
         for parent in parents[node]:
@@ -775,9 +775,11 @@ class Grammar:
                 longest.append(sum(self.longest[part] for part in rule))
             self.mean[symbol], self.longest[symbol] = np.mean(means), max(longest)
 
-        # the rules as tables, for `sample`
-        self.choices = np.zeros(self.root + 1, dtype=np.int64)  # how many rules a symbol has
-        self.parts = np.zeros((self.root + 1, 4, 3), dtype=np.int64)  # theirs, zeros behind
+        # The rules as tables, for `sample`: how many a symbol has, and their parts, zeros behind.
+        most_choices = max(len(choices) for choices in self.rules.values())
+        most_parts = max(max(map(len, choices)) for choices in self.rules.values())
+        self.choices = np.zeros(self.root + 1, dtype=np.int64)
+        self.parts = np.zeros((self.root + 1, most_choices, most_parts), dtype=np.int64)
         for symbol, choices in self.rules.items():
             self.choices[symbol] = len(choices)
             for choice, rule in enumerate(choices):
@@ -790,7 +792,7 @@ class Grammar:
         while symbols[0] in self.rules:
             chances = rng.random(len(symbols))  # uniform in [0, 1)
             choices = (chances * self.choices[symbols]).astype(np.int64)
-            parts = self.parts[symbols, choices]  # (symbols, 3), zeros behind
+            parts = self.parts[symbols, choices]  # (symbols, most parts of a rule)
             sentence = np.repeat(sentence, (parts > 0).sum(1))
             symbols = parts[parts > 0]
         ends = np.bincount(sentence).cumsum()
@@ -992,8 +994,8 @@ class Capo(Task):
         return text
 
     def documents(self, rng, count):
-        """Seed 0's people, to look at; `batch` draws for training."""
-        lives = self.biographies(rng, 0, rng.integers(0, self.N, count)).tolist()
+        """To look at; `batch` draws for training."""
+        lives = self.biographies(rng, self.seed, rng.integers(0, self.N, count)).tolist()
         return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):

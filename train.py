@@ -603,6 +603,7 @@ def train(options, recipe, command, stop):
     torch.set_float32_matmul_precision("high")
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
     task = make_task(**recipe.task)
+    task.seed = recipe.seed
     model = CanonGPT(Config(**recipe.model)).to(device)
     optimizer = make_optimizer(model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]

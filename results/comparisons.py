@@ -100,8 +100,8 @@ def hops_title(groups):
     up_to = f"with it, they follow up to {max(hops, default=0)}"
     most_without = max(hops_without, default=0)
     if most_without == 0:
-        return f"Without Canon, these models never learn to follow even one edge; {up_to}"
-    return f"Without Canon, these models follow up to {most_without} edges; {up_to}"
+        return f"Without Canon, these models do not learn to follow even one arrow; {up_to}"
+    return f"Without Canon, these models follow up to {most_without} arrows; {up_to}"
 
 
 def hops_mastered(groups):
@@ -198,9 +198,9 @@ def how_many_lifted(groups, model):
 # ---- 3. The comparisons ----------------------------------------------------
 
 HOPS_TASK = {
-    "A model reads the edges of a cycle": "c a ,  b d ,  d c ,  a b ,",
-    "and a question": "2 hops from b?",
-    "It answers at once, without writing the steps": "c",
+    "The arrows of a cycle": "c\u2192a   b\u2192d   d\u2192c   a\u2192b",
+    "A question": "Who is 2 arrows after b?",
+    "The answer, without writing the steps": "c",
 }
 PLAIN_NAMES = {
     "RoPE": "rotary positions",

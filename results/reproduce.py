@@ -293,7 +293,7 @@ def reason(status, said):
     lines = [line for line in lines if line.strip()]
     if not lines:
         return f"status {status}"
-    last = lines[-1]
+    last = lines[-1].strip()
     for advice in ADVICE:
         last = last.replace(advice, "")
     return last
