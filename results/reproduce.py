@@ -1,7 +1,7 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
-Trains the runs that a comparison lacks, draws its figure and judges its claims. Runs in out/ and
-in results/ count. After Ctrl-C, the same command goes on where it stopped.
+Trains the runs that a comparison lacks in out/, draws its figure and judges its claims. For what
+out/ has not, the runs in results/ stand in. After Ctrl-C, the same command goes on.
 
     python results/reproduce.py --list                  the comparisons, their claims and hours
     python results/reproduce.py nope --dry-run          prints the command of each run
@@ -110,9 +110,12 @@ def at_rates(run, rates):
 # ---- 2. The runs that are here ---------------------------------------------
 
 
-def finished_runs():
-    """The finished runs in results/ and out/, with scores made of others; and what is damaged."""
-    paths = sorted(HERE.rglob("runs.json")) + sorted(Path("out").glob("*/"))
+def finished_runs(shipped=True):
+    """The finished runs in out/, and the shipped ones in results/, with scores made of others; and
+    what is damaged."""
+    paths = sorted(Path("out").glob("*/"))
+    if shipped:
+        paths = sorted(HERE.rglob("runs.json")) + paths
     found, problems = run_folders.read_all(paths)
     finished = [with_made_scores(run) for run in found if run["seconds"] is not None]
     return finished, problems
@@ -547,8 +550,10 @@ def compare(options, flags):
     check_folders(wanted)
     first, failed = wanted[0], 0
     if not options.draw:
-        missing = missing_runs(wanted, finished_runs()[0])
-        print(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them are here", file=sys.stderr)
+        own_runs, _ = finished_runs(shipped=False)
+        missing = missing_runs(wanted, own_runs)
+        done = len(wanted) - len(missing)
+        print(f"{len(wanted)} runs, {done} of them done", file=sys.stderr)
         one_a_core = os.cpu_count() if first.options.device == "cpu" else 1
         if missing:
             failed = train_all(missing, options.jobs or one_a_core, program)
