@@ -1178,7 +1178,8 @@ def test_a_window_is_documents_in_a_row(name):
 
 @parametrize("name", ("copy", "depo1", "brevo1", "mano"))
 def test_evaluation_is_on_fresh_data(name, monkeypatch):
-    task, seeds, draw = make_task(name), [], np.random.default_rng
+    task, seeds = make_task(name), []
+    draw = np.random.default_rng
 
     def recorded(seed):
         seeds.append(seed)
@@ -1448,7 +1449,8 @@ def test_depo_order_and_sizes_are_random():
     task = make_task("depo1", N=N, K=3, block_size=2000)  # so long that hardly any are cut off
     weights = {n: 1 / (n + N**0.5) for n in range(3, N + 1)}
     chances = {n: weight / sum(weights.values()) for n, weight in weights.items()}
-    sizes, hops, turns, places = [], [], [], []
+    sizes, hops = [], []
+    turns, places = [], []
     for text in instances(task, rows=150):
         edges, questions = read_depo(task, text)
         sizes.append(len(edges))
@@ -1641,7 +1643,8 @@ def test_brevo_asks_for_the_last_quarter(n, monkeypatch):
 
 
 def test_brevo_names_and_order_tell_nothing():
-    nodes, orders, possible = [], [], list(permutations((1, 2, 3)))
+    nodes, orders = [], []
+    possible = list(permutations((1, 2, 3)))
     for text in instances(make_task("brevo1", N=4), rows=2000):
         edges, q, answer = read_brevo(text)
         nodes.append(q)
@@ -1688,7 +1691,8 @@ def test_brevo_accepts_exactly_the_valid_orders(name):
 @parametrize("name", ("brevo1", "brevo2"))
 def test_brevo_scores(name):
     """Of a model that gives the right answers, but without their first token if q's last is odd."""
-    task, given, right = make_task(name), {}, defaultdict(list)
+    task = make_task(name)
+    given, right = {}, defaultdict(list)
     for document, depth in task.instances(default_rng([0, tasks.EVAL]), [task.N] * 99):
         ((start, end),) = task.answer_spans(document)
         ends_of_q = document.tokens[start - 2]
@@ -1724,7 +1728,8 @@ def mano_value(words):
 
 def test_mano_by_an_independent_checker():
     task = make_task("mano", L=6, block_size=400)
-    operators, numbers, splits = [], [], []
+    operators, numbers = [], []
+    splits = []
     for text in instances(task, rows=100):
         assert text[0] == "[" and text.endswith("]")  # all tokens are targets
         bos, head, *expression, ans, result = text.strip("[]").split()
@@ -1789,7 +1794,8 @@ def test_lano_chart_equals_enumeration(cfg, root):
     for text in texts[:4]:  # and all their corruptions by one token
         texts += [text[:-1], (*text, 1), ()]
         for i in range(len(text)):
-            texts += [(*text[:i], other, *text[i + 1 :]) for other in (1, 2, 3)]
+            for other in (1, 2, 3):
+                texts.append(text[:i] + (other,) + text[i + 1 :])
     assert 12 < sum(text in language for text in texts) < len(texts)
     rows = F.pad(tasks.padded(texts), (0, 200))  # so wide that they are taken a few at a time
     for text, found in zip(texts, task.charts(rows).numpy(), strict=True):
@@ -1846,10 +1852,12 @@ def test_lano_scores():
     language = all_yields(task.grammar, 10)
     short = [text for text in language if len(text) <= 8]
     long = [text for text in language if len(text) > 8]
+    long = (long * 20)[:20]
+    none = [(1, 1, 1, 1, 1, 1, 1, 1)] * 20
     texts = []
-    for text in [*short[:40], *(long * 20)[:20], *[(1,) * 8] * 20]:
-        ends = [4] * (9 - len(text))
-        texts.append([4, *text, *ends])
+    for text in short[:40] + long + none:
+        missing = 9 - len(text)
+        texts.append([4, *text] + [4] * missing)
 
     def generate(tokens, max_new_tokens, temperature, stop, generator):
         assert (tokens.tolist(), max_new_tokens, temperature, stop) == ([[4]] * 80, 9, 1, 4)
@@ -2050,8 +2058,9 @@ def test_the_usual_text_is_pythons_library():
     assert task.size == len(data) > 5_000_000
     assert Path(os.__file__).read_bytes() in data and Path(json.__file__).read_bytes() in data
     library = Path(os.__file__).parent
-    for file in (*library.glob("site-packages/*/main*.py"), *library.glob("test/test_o*.py")):
-        assert file.read_bytes() not in data
+    for pattern in ("site-packages/*/main*.py", "test/test_o*.py"):
+        for file in library.glob(pattern):
+            assert file.read_bytes() not in data
     assert task.encode("né") == [1 + byte for byte in "né".encode()]
     assert task.decode(task.encode("né\n")) == "né\n"
 
