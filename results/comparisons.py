@@ -183,6 +183,12 @@ def tasks_title(groups):
     return f"Canon lifts RoPE on {rope} tasks, NoPE on {nope}"
 
 
+def text_title(groups):
+    rope = typical(groups, "RoPE", "bits per byte")
+    with_canon = typical(groups, "RoPE + Canon", "bits per byte")
+    return f"Real text costs {rope} bits per byte with RoPE, {with_canon} with RoPE and Canon"
+
+
 def how_many_lifted(groups, model):
     """On how many tasks the model's median is higher with Canon, as in: 6 of 6."""
     lifts = []
@@ -365,5 +371,19 @@ COMPARISONS = {
         figure=plot.bars,
         scores=TASKS_SCORES,
         title=tasks_title,
+    ),
+    "text": Comparison(
+        minutes=8,
+        tasks=["text"],
+        models={
+            **PAIRS,
+            "RoPE, one more layer": "--n-layer 5",
+            "RoPE, twice the steps": "",
+            **FULL_LINEAR,
+        },
+        twice_the_steps=("RoPE, twice the steps",),
+        figure=plot.curves,
+        scores=["bits per byte"],
+        title=text_title,
     ),
 }

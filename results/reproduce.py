@@ -38,7 +38,7 @@ sys.path.insert(0, str(HERE.parent))
 import plot
 import runs as run_folders
 import train
-from claims import CLAIMS, NOT_RUN, RESULTS, SEEDS, with_made_scores
+from claims import CLAIMS, LESS_IS_BETTER, NOT_RUN, RESULTS, SEEDS, with_made_scores
 from comparisons import COMPARISONS
 
 
@@ -118,16 +118,30 @@ def finished_runs(shipped=True):
         paths = sorted(HERE.rglob("runs.json")) + paths
     found, problems = run_folders.read_all(paths)
     finished = [with_made_scores(run) for run in found if run["seconds"] is not None]
-    return finished, problems
+    return on_one_text(finished), problems
+
+
+WHICH_TEXT = ("size", "sha256")
+
+
+def on_one_text(runs):
+    """The runs without those on another text than the last run's. Another Python has another
+    standard library, and what one text costs says nothing about the other."""
+    text = None
+    for run in runs:
+        text = run["task"].get("sha256", text)
+    return [run for run in runs if run["task"].get("sha256", text) == text]
 
 
 def model_of(recipe):
     """What two runs of one model share: all but seed, learning rate and how many are scored.
 
-    recipe: a run, or a recipe's dict. Returns text, so that it can be a key.
+    recipe: a run, or a recipe's dict. Returns text, so that it can be a key. It leaves out which
+    text it was, as `on_one_text` sees to that.
     """
+    task = {name: value for name, value in recipe["task"].items() if name not in WHICH_TEXT}
     training = {name: value for name, value in recipe["training"].items() if name != "lr"}
-    parts = {"task": recipe["task"], "model": recipe["model"], "dtype": recipe["dtype"]}
+    parts = {"task": task, "model": recipe["model"], "dtype": recipe["dtype"]}
     return json.dumps({**parts, "training": training}, sort_keys=True)
 
 
@@ -153,7 +167,9 @@ def best_rate(rates):
         runs = rates[rate]
         ends, before = [], [0]
         for run in runs:
-            scores = [evaluation["eval"][run["main"]] for evaluation in run["evals"]]
+            main = run["main"]
+            sign = -1 if run["scores"][main] in LESS_IS_BETTER else 1
+            scores = [sign * evaluation["eval"][main] for evaluation in run["evals"]]
             ends.append(scores[-1])
             before += scores[:-1]
         return min(len(runs), SEEDS), statistics.mean(ends), statistics.mean(before), rate
