@@ -112,7 +112,7 @@ class Seeds:
     score: str
     values: list
     unit: str = "share"
-    chance: float = MARGIN  # at most so much is learnt by who has learnt nothing
+    chance: float = MARGIN  # a model that has learnt nothing scores at most this
     ceiling: float = CEILING
 
     @property

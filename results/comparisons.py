@@ -6,7 +6,7 @@
 A model is a name and a line of train.py's flags; what the line leaves out is as the task's preset
 sets it. claims.py says what is claimed about these models, and asks for them by their names.
 
-Reading order: 3 the comparisons, a table; then 1 what several of them share, and 2 titles.
+Reading order: first the table in 3; 1 and 2 are what it is made of.
 """
 
 import sys
@@ -127,7 +127,7 @@ def depth_title(groups):
 
 
 def how_many(values, least):
-    """How many of the values are so high, as in: 2 of 5."""
+    """How many of the values reach `least`, such as "2 of 5"."""
     high = [value for value in values if value >= least]
     return f"{len(high)} of {len(values)}"
 
@@ -304,7 +304,7 @@ COMPARISONS = {
             "AC": "--canon ac",
             "ACD": "--canon acd",
             "ABCD": "--canon abcd",
-            "no residual": "--canon abcd --canon-no-residual",
+            "no residual": "--canon abcd --no-canon-residual",
             "SiLU": "--canon abcd --canon-silu",
             "frozen": "--canon abcd --canon-frozen",
         },
