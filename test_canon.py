@@ -4139,14 +4139,47 @@ def test_benchmark_cut_short_keeps_its_rows(tmp_path):
 # ---- 9. What README, results/ and examples/ show ---------------------------
 
 
-def test_the_layer_in_readme():
+def code_in_readme():
+    """Its Python: the layer, and what puts it into a Llama."""
     text = (HERE / "README.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_layer_in_readme():
+    layer, _ = code_in_readme()
     names = {}
-    exec(code, names)
+    exec(layer, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
     assert torch.equal(canon(x), kernels.causal_conv(x, canon.weight))
+
+
+class PreNormModel(torch.nn.Module):
+    """The part of Hugging Face's Llama that README changes, with its names."""
+
+    def __init__(self, layers, width):
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList()
+        for _ in range(layers):
+            layer = torch.nn.Module()
+            layer.input_layernorm = torch.nn.RMSNorm(width)
+            layer.post_attention_layernorm = torch.nn.RMSNorm(width)
+            self.model.layers.append(layer)
+
+
+def test_canon_in_a_llama_as_in_readme():
+    layer, into_llama = code_in_readme()
+    names = {"model": PreNormModel(layers=2, width=6)}
+    exec(layer, names)
+    exec(into_llama, names)
+    first = names["model"].model.layers[0]
+    x = torch.randn(2, 9, 6)
+    norm, canon = first.post_attention_layernorm
+    assert torch.equal(first.post_attention_layernorm(x), canon(norm(x)))
+    undecayed, decayed = names["optimizer"].param_groups
+    assert undecayed["weight_decay"] == 0 and len(undecayed["params"]) == len(decayed["params"]) == 4
+    assert all(weight.shape == (4, 6) for weight in undecayed["params"])
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"
