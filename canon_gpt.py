@@ -5,14 +5,15 @@ weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block, A to D; `canon="abcd"` is all four. Of width d, they span
+It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width d:
 
-    x - norm - [A] - q,k,v - [B] - attention - (+x) - norm - [C] - gate,up - [D] - act, down - (+x)
-                d            3d                             d                 16d/3       channels
+    x - norm - [A] - q,k,v - [B] - rotary - attend - out - (+x)        widths: A d, B 3d
+    x - norm - [C] - gate,up - [D] - act(gate) * up - down - (+x)              C d, D 16d/3
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 block, 7 model. Part II puts linear recurrences in attention's place, and Part I runs without it:
-8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet.
+8 the recurrence, 9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. Comments such as
+`# exercise 5` mark code that assignment/make.py takes out for students; ignore them otherwise.
 """
 
 import math
@@ -29,15 +30,20 @@ from kernels import causal_conv
 # Shapes in comments: B batch, T time, D width, H heads, K dims of a head's queries and keys, V of
 # its values.
 
+CANON_VARIANTS = ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen")
+
 
 @dataclass
 class Config:
-    """Everything that defines a model. ValueError names the field, its value, what is allowed."""
+    """Everything that defines a model.
+
+    An invalid value raises a ValueError that names the field, the value and what is allowed.
+    """
 
     vocab_size: int
     block_size: int  # the longest sequence, in tokens
     n_layer: int = 12
-    n_head: int = 12  # of attention; linear mixers have the paper's head counts
+    n_head: int = 12  # attention heads; linear mixers have the paper's own numbers of heads
     d_model: int = 768
     mixer: str = "attention"  # an entry of MIXERS, or a pattern over the layers: "gdn,attention"
     mlp: str = "swiglu"  # an entry of MLPS; "none": blocks without an MLP
@@ -48,7 +54,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # a linear mixer's own convolution; None: the mixer decides
+    short_conv: bool | None = None  # a linear mixer's own convolution; None: its authors' choice
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
@@ -65,9 +71,8 @@ class Config:
         if self.mlp == "none" and not set(self.canon) <= set("ab"):
             self.refuse("canon", "points c and d are at the MLP, and mlp is none")
         if not self.canon:
-            for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu"):
+            for field in CANON_VARIANTS:
                 self.require_default(field, "it means nothing without a Canon layer")
-            self.require_default("canon_frozen", "it means nothing without a Canon layer")
 
         for name in self.mixers:
             if name not in MIXERS:
@@ -76,13 +81,17 @@ class Config:
             self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
         if not self.has_attention:
             if self.pos not in ("rope", "nope"):
-                self.refuse("pos", f"mixer {self.mixer} needs no positions")
+                self.refuse("pos", f"mixer {self.mixer} has no attention, so it takes no positions")
             self.pos = "nope"
-        for name in self.mixers:
-            MIXERS[name].check(self)
-        if self.short_conv and not any(MIXERS[name].has_short_conv for name in self.mixers):
+        mixers = [MIXERS[name] for name in self.mixers]
+        for mixer in mixers:
+            mixer.check(self)
+        if self.short_conv is None:
+            # Canon-B takes the place of the convolution that a mixer has by default.
+            by_default = any(mixer.short_conv_by_default for mixer in mixers)
+            self.short_conv = by_default and "b" not in self.canon
+        if self.short_conv and not any(mixer.has_short_conv for mixer in mixers):
             self.refuse("short_conv", f"mixer {self.mixer} has none")
-        self.short_conv = bool(self.short_conv)
 
     @property
     def mixers(self):
@@ -134,8 +143,9 @@ def canon_by_hand(x, weight):
 class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
 
-    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT's
-    normal(0, 0.02) skips them: with weights that small, little more than the residual is left.
+    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT draws
+    the matrices of all its Linear layers from normal(0, 0.02). Canon weights that small would add
+    next to nothing of a token's neighbours, so they are a bare Parameter, which it leaves alone.
     """
 
     def __init__(self, width, config):
@@ -148,7 +158,7 @@ class Canon(nn.Module):
         self.silu = config.canon_silu
 
     def forward(self, x, state=None):
-        """(B, T, width) -> same. state: None, or the dict of a stream (section 7)."""
+        """(B, T, width) -> same. state: None, or the dict of a stream, explained below."""
         tail = tail_of_stream(self, x, len(self.weight) - 1, state)
         if not self.silu:
             return causal_conv(x, self.weight, self.residual, tail)
@@ -156,21 +166,26 @@ class Canon(nn.Module):
         return x + y if self.residual else y
 
 
-def tail_of_stream(module, x, n, state):
-    """The n inputs before x (B, T, width) in a stream, (B, n, width); None where it is not one.
+# To write text token by token, a model reads a *stream*: a sequence in pieces of any length. A Canon
+# layer then needs the last three inputs of the piece before. Each layer keeps what it needs in one
+# dict, `state`, which starts empty and is passed to every layer: state[layer] is that layer's own.
 
-    state[module] remembers the last n inputs for the next piece. They are zeros at the start. Keep
-    a copy of them: a view would keep all of x in memory.
+
+def tail_of_stream(layer, x, n, state):
+    """The n inputs before x (B, T, width) in a stream, (B, n, width); None outside a stream.
+
+    It keeps the last n inputs in state[layer] for the next piece. They are zeros at the start. They
+    must be a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
         return None
-    if module in state:
-        tail = state[module]
+    if layer in state:
+        tail = state[layer]
     else:
         tail = x.new_zeros(x.shape[0], n, x.shape[2])
     seen = torch.cat([tail, x], dim=1)
-    state[module] = seen[:, -n:].clone()
+    state[layer] = seen[:, -n:].clone()
     return tail
 
 
@@ -179,8 +194,10 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry, for --canon-type: a class made by (width, config)
-# whose forward(x, state) keeps the shape, looks back only, and remembers in state[self].
+# A Canon layer of your own is one more entry, for --canon-type (examples/gated.py shows one): a class
+# with the constructor (width, config) whose forward(x, state) keeps the shape, looks back only, and
+# keeps what it needs in a stream in state[self], for example by `tail_of_stream`. CanonGPT draws the
+# weights of Linear layers anew, in your class, too; weights with a start of their own are Parameters.
 CANONS = {"conv": Canon}
 
 
@@ -198,8 +215,8 @@ def canon_at(point, width, config):
 # q_i . k_j only as i - j. ALiBi and H-ALiBi change the logits by the distance instead.
 
 
-class NoPositions(nn.Module):
-    """ "nope". Positions of your own are a subclass, and one more entry of POSITIONS."""
+class Positions(nn.Module):
+    """No positional encoding, "nope". One of your own is a subclass, and an entry of POSITIONS."""
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
@@ -207,22 +224,22 @@ class NoPositions(nn.Module):
         super().__init__()
 
     def turn(self, x, start):
-        """Queries or keys (B, T, H, K) of the positions start .. start + T - 1 -> same shape."""
+        """Mark positions start .. start + T - 1 in queries or keys (B, T, H, K) -> same shape."""
         return x
 
     def bias(self, T, S, device):
         """What is added to the logits of the last T of S tokens, (H, T, S); -inf forbids a pair.
 
-        None: nothing but the causal mask.
+        None: nothing. Attention itself hides the future.
         """
         return None
 
 
-class Rotary(NoPositions):
+class Rotary(Positions):
     """ "rope": turns all dims of a head (Su et al. 2021)."""
 
     head_multiple = 2
-    part = 1  # one of how many parts of a head is turned
+    part = 1  # it turns the first 1/part of a head's dims
 
     def __init__(self, config):
         super().__init__(config)
@@ -258,7 +275,7 @@ def rotate(x, cos, sin):
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
 
 
-class ALiBi(NoPositions):
+class ALiBi(Positions):
     """ "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H."""
 
     def __init__(self, config):
@@ -266,9 +283,9 @@ class ALiBi(NoPositions):
         self.n_head = config.n_head
 
     def bias(self, T, S, device):
-        distance, h = distances(T, S, device), heads_from_one(self.n_head, device)
+        h = heads_from_one(self.n_head, device)
         slope = 2.0 ** (-8 * h / self.n_head)
-        return (-distance * slope).masked_fill(distance < 0, -math.inf)
+        return -slope * distances(T, S, device)
 
 
 class HALiBi(ALiBi):
@@ -276,11 +293,9 @@ class HALiBi(ALiBi):
     reading of the paper); the other half sees all."""
 
     def bias(self, T, S, device):
-        distance, h = distances(T, S, device), heads_from_one(self.n_head, device)
-        too_far = (distance >= h) & (h <= self.n_head // 2)
-        return torch.zeros_like(too_far, dtype=torch.float32).masked_fill(
-            too_far | (distance < 0), -math.inf
-        )
+        h = heads_from_one(self.n_head, device)
+        too_far = (distances(T, S, device) >= h) & (h <= self.n_head // 2)
+        return torch.zeros(too_far.shape, device=device).masked_fill(too_far, -math.inf)
 
 
 def distances(T, S, device):
@@ -297,7 +312,7 @@ def heads_from_one(n_head, device):
 POSITIONS = {
     "rope": Rotary,
     "rope4": QuarterRotary,
-    "nope": NoPositions,
+    "nope": Positions,
     "alibi": ALiBi,
     "halibi": HALiBi,
 }
@@ -309,14 +324,16 @@ POSITIONS = {
 class Mixer(nn.Module):
     """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
 
-    It is made by (config). Its forward(x, state), (B, T, D) -> same, looks back only, and sends
-    its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
-    In a stream it remembers what it needs in state[self] (section 7).
+    Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
+    sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
+    In a stream it keeps what it needs in state[self]. Canon layers of your own (section 2) say what
+    happens to initial weights.
     """
 
-    parameter_share = 4  # of a block's 12 D^2 parameters; the MLP gets the rest
+    size = 4  # its parameters in D^2; the MLP gets what is left of a block's 12 D^2
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
+    short_conv_by_default = False
 
     @classmethod
     def check(cls, config):
@@ -350,9 +367,8 @@ class Attention(Mixer):
         """
         # exercise 5
         B, T, D = x.shape
-        # Canon-B before rotary: Canon mixes what tokens say, rotary then marks where they stand.
-        # After rotary, q . k would depend on more than i - j: Canon weighs the two channels of a
-        # pair differently.
+        # Canon-B comes before rotary. Rotary turns channels in pairs, and Canon weighs each channel
+        # on its own. In the other order, q_i . k_j would no longer depend on i - j alone.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
@@ -367,13 +383,14 @@ class Attention(Mixer):
             state[self] = k.contiguous(), v.contiguous()
 
         S = start + T
-        mask = self.positions.bias(T, S, x.device)
-        if mask is not None:
-            mask = mask.to(q.dtype)
-        elif start > 0:  # T new queries at the end of S keys
-            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(start)
+        mask = self.positions.bias(T, S, x.device)  # (H, T, S), or None
+        is_causal = mask is None and start == 0  # then PyTorch hides the future, which is faster
+        if not is_causal:
+            future = distances(T, S, x.device) < 0
+            mask = torch.zeros(T, S, device=x.device) if mask is None else mask
+            mask = mask.masked_fill(future, -math.inf).to(q.dtype)
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 
@@ -387,28 +404,33 @@ def relu2(x):
     return F.relu(x).square()
 
 
-MLPS = {"swiglu": F.silu, "silu": F.silu, "relu2": relu2, "swiglu-relu2": relu2, "none": None}
+MLPS = {  # activation, and whether a gate is multiplied in
+    "swiglu": (F.silu, True),
+    "swiglu-relu2": (relu2, True),
+    "silu": (F.silu, False),
+    "relu2": (relu2, False),
+    "none": (None, False),
+}
 
 
 class MLP(nn.Module):
     """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
 
-    parameter_share  its parameters in D^2. Beside attention 8: width 8D/3 gated, 4D standard
+    size  its parameters in D^2. Beside attention 8: width 8D/3 if gated, 4D if standard
     """
 
-    def __init__(self, config, parameter_share):
+    def __init__(self, config, size):
         super().__init__()
         D = config.d_model
-        self.act = MLPS[config.mlp]
-        self.gated = config.mlp.startswith("swiglu")
+        self.act, self.gated = MLPS[config.mlp]
         if self.gated:
             matrices = 3  # gate, up, down: D x width each
-            width = 8 * round(parameter_share * D / matrices / 8)  # the nearest multiple of 8
+            width = 8 * round(size * D / matrices / 8)  # the nearest multiple of 8
             width = max(8, width)
             up_width = 2 * width  # gate and up together
         else:
             matrices = 2  # up, down
-            width = parameter_share * D // matrices
+            width = size * D // matrices
             up_width = width
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)
@@ -427,23 +449,21 @@ class MLP(nn.Module):
 
 
 def at_least_float32(x):
-    """For mean squares and long decays, which bfloat16 would round; float64 stays."""
+    """x in float32, or float64 if it is: bfloat16 is too coarse for mean squares and long decays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dim, in autocast's dtype where that is on."""
+    """x / rms(x) * weight over the last dim. Under autocast the result has autocast's dtype."""
 
     def __init__(self, width):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        dtype = x.dtype
-        if torch.is_autocast_enabled(
-            x.device.type
-        ):  # Canon, which follows, then moves half the bytes
-            dtype = torch.get_autocast_dtype(x.device.type)
+        device, dtype = x.device.type, x.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)  # a Canon layer behind it moves half the bytes
         weight = at_least_float32(self.weight)
         return F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6).to(dtype)
 
@@ -462,7 +482,7 @@ class Block(nn.Module):
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
             self.canon_c = canon_at("c", config.d_model, config)
-            self.mlp = MLP(config, 12 - self.mixer.parameter_share)  # with Canon-D inside
+            self.mlp = MLP(config, size=12 - self.mixer.size)  # with Canon-D inside
 
     def forward(self, x, state=None):
         # exercise 6
@@ -487,9 +507,9 @@ class CanonGPT(nn.Module):
         state = {}
         logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
 
-    The logits are those of the whole sequence at once: each module keeps what it must remember as
-    state[itself]. A Canon layer keeps its last three inputs, attention its keys and values, a
-    recurrence its matrix.
+    The logits are those of the whole sequence at once. In `state`, a Canon layer keeps its last
+    three inputs, attention its keys and values, a recurrence its matrix, and the model how many
+    tokens it has read.
     """
 
     def __init__(self, config):
@@ -502,7 +522,8 @@ class CanonGPT(nn.Module):
             self.blocks.append(Block(config, mixer))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():  # convolutions keep their own start
+        # Canon layers and other convolutions are bare Parameters, so they keep their own start.
+        for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:
@@ -518,11 +539,11 @@ class CanonGPT(nn.Module):
         loss_mask  (B, T) bool, which targets count; None: all
         state      None, or the dict of a stream
         returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
-        Raises ValueError for a sequence, with its stream's past, longer than block_size.
+        Raises ValueError if the tokens, with those already in the stream, exceed block_size.
         """
-        length, limit = tokens.shape[1], self.config.block_size
-        if state is not None:
-            length += state.get(self, 0)
+        limit = self.config.block_size
+        past = 0 if state is None else state.get(self, 0)
+        length = past + tokens.shape[1]
         if length > limit:
             raise ValueError(f"a sequence of {length} tokens is longer than block_size = {limit}")
         if state is not None:
@@ -830,19 +851,19 @@ def chunked_linear_attention(
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
-# Each projects, mixes neighbours (by Canon-B, or its authors' short convolution, the b of AbCD),
+# Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own, the b of AbCD),
 # turns some projections into decays and strengths, runs the recurrence, gates what it read, and
 # projects back. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key, query and decays
 # add 144 D, a fifth at 64 dims.
 
 
 class ShortConv(nn.Module):
-    """The mixers' own convolution: kernel 4, SiLU, no residual. Maybe with a bias, after Mamba2."""
+    """The mixers' own convolution: kernel 4, SiLU, no residual; in Mamba2 it has a bias."""
 
     kernel = 4
 
     def __init__(self, width, std=None, bias=False):
-        """std: of normal weights at the start; None: uniform, as in a Canon layer."""
+        """std: standard deviation of the initial weights; None: uniform, as in a Canon layer."""
         super().__init__()
         bound = self.kernel**-0.5
         self.weight = nn.Parameter(torch.empty(self.kernel, width).uniform_(-bound, bound))
@@ -860,10 +881,9 @@ class ShortConv(nn.Module):
 
 
 class LinearMixer(Mixer):
-    """What the three share."""
+    """The base class of GLA, Mamba2 and Gated DeltaNet."""
 
     has_short_conv = True
-    short_conv_by_default = False  # where there is no Canon-B
 
     @staticmethod
     def width_multiple(config):
@@ -875,8 +895,6 @@ class LinearMixer(Mixer):
         multiple = cls.width_multiple(config)
         if config.d_model % multiple != 0:
             config.refuse("d_model", f"mixer {config.mixer} needs a multiple of {multiple}")
-        if config.short_conv is None and cls.short_conv_by_default and "b" not in config.canon:
-            config.short_conv = True
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
@@ -909,7 +927,7 @@ def heads(x, n_head):
 class GLA(LinearMixer):
     """Gated linear attention: 4 heads, keys of D/2, values of D, a decay per key channel."""
 
-    parameter_share = 4
+    size = 4
     n_head = 4
 
     def __init__(self, config):
@@ -939,7 +957,7 @@ class GLA(LinearMixer):
 class Mamba2(LinearMixer):
     """State-space model: 16 heads, values of 2D, one key and one query of 64 for all heads."""
 
-    parameter_share = 6
+    size = 6
     n_head = 16
     n_state = 64
     short_conv_by_default = True
@@ -977,7 +995,7 @@ class Mamba2(LinearMixer):
 class GatedDeltaNet(LinearMixer):
     """The delta rule with scalar decays: keys of 3D/4, values of 3D/2, a head per 128 dims."""
 
-    parameter_share = 6
+    size = 6
     short_conv_by_default = True
 
     @staticmethod

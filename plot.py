@@ -90,85 +90,49 @@ def mixer_name(mixer, pos):
     return f"{mixer}-{position}"  # a mixer of your own that attends
 
 
-def label(run):
-    """What to call a run in a figure, whatever its seed.
-
-    In a folder that train.py named, it is the model's name and what else the folder's name says:
-    "RoPE, n-layer=2". A folder with a name of its own lends it.
-    """
-    words = words_beyond_the_model(run)
-    if words is None:
-        return folder_name(run)
-    return ", ".join([model_name(run["model"]), *words])
-
-
-def folder_name(run):
-    """The name of the run's folder, without its seed."""
-    return run["run"].removesuffix(f"_s{run['seed']}")
-
-
-MODEL_WORDS = {  # of a folder's name, which `model_name` says in the paper's words
-    "short-conv",
-    "no-short-conv",
-    "no-canon-residual",
-    "canon-no-residual",
-    "canon-silu",
-    "canon-frozen",
-    "canon-kernel",
-    "canon-type",
-}
-
-
-def words_beyond_the_model(run):
-    """["n-layer=2", "lr=0.003"] of copy_nano_rope_abcd_n-layer=2_lr=0.003_s0.
-
-    None if the folder has a name of its own.
-    """
-    model, name = run["model"], folder_name(run)
-    start = f"{run['task']['name']}_{run['preset']}"
-    if model["mixer"] != "attention":
-        start += "_" + model["mixer"].replace(",", "-")
-    points = model["canon"] or "bare"
-    usual = f"{start}_{model['pos']}_{points}"
-    if not f"{name}_".startswith(f"{usual}_"):
-        usual = f"{start}_{points}"  # models without attention have no positions in their name
-    has_seed = name != run["run"]
-    if not has_seed or not f"{name}_".startswith(f"{usual}_"):
-        return None
-    words = name.removeprefix(usual).split("_")
-    return [word for word in words if word and word.split("=")[0] not in MODEL_WORDS]
-
-
 def group(runs):
-    """The runs as groups, in the order of drawing; of one recipe and seed, the later run counts.
-
-    Where two recipes have the same label, the names of their folders take its place.
-    """
+    """The runs as groups, in the order of drawing; of one recipe and seed, the later run counts."""
     by_recipe = {}
     for run in sorted(runs, key=order):
-        seeds = by_recipe.setdefault((label(run), recipe(run)), {})
+        seeds = by_recipe.setdefault(without_seed(run), {})
         seeds[run["seed"]] = run
-    uses = Counter(name for name, _ in by_recipe)
+    recipes = [list(seeds.values()) for seeds in by_recipe.values()]
 
     groups = {}
-    for (name, _), seeds in by_recipe.items():
-        members = list(seeds.values())
-        if uses[name] > 1:
-            name = folder_name(members[0])
+    for name, members in zip(labels(recipes), recipes):
         if any(run["seconds"] is None for run in members):
             name += " (still training)"
-        unique, number = name, 2
-        while unique in groups:  # folders of one name, from different places
-            unique = f"{name} ({number})"
-            number += 1
-        groups[unique] = members
+        groups[name] = members
     return groups
 
 
-def recipe(run):
-    """All that makes a run but its seed, as text."""
-    parts = {part: run[part] for part in ("task", "model", "training", "dtype")}
-    return json.dumps(parts, sort_keys=True)
+def labels(recipes):
+    """A name for each recipe: the model's, and where several share it, what they differ in.
+
+    recipes  [[run, ..], ..], no two alike
+    returns  ["RoPE, n_layer 1", "RoPE, n_layer 2", "NoPE"]
+    """
+    runs = [members[0] for members in recipes]
+    found = []
+    for run in runs:
+        name = model_name(run["model"])
+        namesakes = [other for other in runs if model_name(other["model"]) == name]
+        for field, value in settings_of(run).items():
+            values = [settings_of(other).get(field) for other in namesakes]
+            if any(other != value for other in values):
+                name += f", {field} {value}"
+        found.append(name)
+    return found
+
+
+def settings_of(run):
+    """{field: value} of the whole recipe."""
+    return {**run["task"], **run["model"], **run["training"], "dtype": run["dtype"]}
+
+
+def without_seed(run):
+    """All that makes a run but its seed, as text, so that it can be a key."""
+    return json.dumps(settings_of(run), sort_keys=True)
 
 
 def order(run):
@@ -184,7 +148,7 @@ def order(run):
         model_name(model),
         model["n_layer"],
         model["d_model"],
-        label(run),
+        without_seed(run),
         run["seed"],
     )
 
@@ -389,7 +353,7 @@ def draw_curves(axis, groups, score):
 
 
 def median_curve(runs, score):
-    """{step: median over the runs}, as far as all runs that have this score have come."""
+    """{step: median over the runs}, until every run with this score has finished."""
     lines = [values_by_step(run, score) for run in runs]
     lines = [line for line in lines if line]
     if not lines:
@@ -797,7 +761,7 @@ def draw_runs(args):
     for problem in problems:
         complain(problem)
     if not runs and not problems:
-        complain("no scores yet (or is out/* meant?)")
+        complain("no scores yet; did you mean out/*?")
     if runs and args.save:
         run_folders.pack(runs, args.save)
     kinds = {}

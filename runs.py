@@ -41,7 +41,8 @@ def read_checkpoint(folder):
         raise RunError(f"{folder} has no ckpt.pt")
     try:
         # torch.save writes a zip archive, which has a checksum for each of its files.
-        damaged_file = zipfile.ZipFile(path).testzip()
+        with zipfile.ZipFile(path) as archive:
+            damaged_file = archive.testzip()
         if damaged_file is not None:
             raise ValueError(f"the checksum of {damaged_file} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -58,7 +59,7 @@ def check_contents(saved):
     kinds = {"model": dict, "optimizer": dict, "recipe": dict, "step": int, "log": list}
     for name, kind in kinds.items():
         if not isinstance(saved[name], kind):
-            raise ValueError(f"{name} is no {kind.__name__}")
+            raise ValueError(f"{name} is not a {kind.__name__}")
     if saved["step"] < 0:
         raise ValueError(f"step = {saved['step']}")
     seconds = saved["seconds"]
@@ -71,38 +72,42 @@ def check_contents(saved):
 def load_weights(model, weights):
     """Set the model's weights. ValueError if a name, a shape or a dtype differs, or one is NaN."""
     expected = model.state_dict()
-    if weights.keys() != expected.keys():
-        different = sorted(weights.keys() ^ expected.keys())
-        raise ValueError(f"the model's weights have other names, such as {different[0]}")
+    different = weights.keys() ^ expected.keys()
+    if different:
+        raise ValueError(f"the model's weights have other names, such as {different.pop()}")
     for name, weight in weights.items():
         check_tensor(name, weight, expected[name])
     model.load_state_dict(weights)
 
 
 def load_optimizer(optimizer, saved, step):
-    """Set what the optimizer remembers of past gradients; its settings follow from the recipe.
+    """Set what the optimizer remembers of past gradients.
 
-    ValueError if that does not fit the weights.
+    An optimizer of your own needs no more than state_dict and load_state_dict. What AdamW remembers
+    is checked first: ValueError if it does not fit the weights.
     """
-    settings = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+    if not isinstance(optimizer, torch.optim.AdamW):
+        optimizer.load_state_dict(saved)
+        return
+    settings = optimizer.state_dict()["param_groups"]  # these follow from the recipe
+    try:
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+    except Exception as error:  # it fails in many ways
+        raise ValueError(f"the optimizer's state: {error!r}") from None
     if step == 0:
         return
     for group in optimizer.param_groups:
         for weight in group["params"]:
             memory = optimizer.state[weight]
-            if isinstance(optimizer, torch.optim.AdamW):
-                expected_names = {"step", "exp_avg", "exp_avg_sq"}
-                if memory.keys() != expected_names:
-                    raise ValueError(f"the optimizer's state has {sorted(memory)} for a weight")
-            for name, value in memory.items():
-                if torch.is_tensor(value) and value.dim() > 0:
-                    check_tensor(f"the optimizer's {name}", value, weight)
+            if memory.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError(f"the optimizer's state has {sorted(memory)} for a weight")
+            check_tensor("the optimizer's exp_avg", memory["exp_avg"], weight)
+            check_tensor("the optimizer's exp_avg_sq", memory["exp_avg_sq"], weight)
 
 
 def check_tensor(name, value, like):
     if not torch.is_tensor(value):
-        raise ValueError(f"{name} is no tensor")
+        raise ValueError(f"{name} is not a tensor")
     if value.shape != like.shape or value.dtype != like.dtype:
         found = f"{tuple(value.shape)} {value.dtype}"
         raise ValueError(f"{name} is {found}, not {tuple(like.shape)} {like.dtype}")
@@ -135,14 +140,15 @@ class Run:
         self.log_file = None
         if resume and not (self.folder / "ckpt.pt").exists():
             raise RunError(f"--resume: {folder} has no ckpt.pt")
-        if writes:
-            if not resume:
-                self.require_unused()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.log_file = self.open_and_lock()
-            if not (resume and config_is_sound(self.folder)):
-                text = json.dumps(about, indent=1) + "\n"
-                write_atomically(self.folder / "config.json", text.encode())
+        if not writes:
+            return
+        if not resume:
+            self.require_unused()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log_file = self.open_and_lock()
+        if not resume or not config_is_sound(self.folder):
+            text = json.dumps(about, indent=1) + "\n"
+            write_atomically(self.folder / "config.json", text.encode())
 
     def require_unused(self):
         """A run without a checkpoint has not begun, so it may start again."""
@@ -185,8 +191,8 @@ class Run:
                 raise ValueError(f"step = {saved['step']}")
             load_weights(model, saved["model"])
             load_optimizer(optimizer, saved["optimizer"], saved["step"])
-        except Exception as error:  # whatever damage may lead to
-            raise RunError(one_line(f"{self.folder}/ckpt.pt is damaged: {error}")) from None
+        except ValueError as error:
+            raise RunError(one_line(f"{self.folder}/ckpt.pt does not fit: {error}")) from None
         self.lines = [json.loads(line) for line in saved["log"]]
         if self.writes:
             self.log_file.truncate(0)  # later lines, which training will write again
@@ -306,7 +312,7 @@ def read(folder):
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise RunError(one_line(f"{folder} is no run, or damaged: {error!r}")) from None
+        raise RunError(one_line(f"{folder} is not a run, or damaged: {error!r}")) from None
 
 
 # What figures and tables ask of a run's config.json: {field: its kind}
@@ -368,7 +374,7 @@ def read_all(paths):
         except RunError as error:
             problems.append(str(error))
         except Exception as error:
-            problems.append(one_line(f"{path} is no run, or damaged: {error!r}"))
+            problems.append(one_line(f"{path} is not a run, or damaged: {error!r}"))
     runs = []
     for run in found:
         if any(evaluation["eval"] for evaluation in run["evals"]) and run not in runs:
@@ -393,17 +399,20 @@ def load_model(folder):
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
-        task = make_task(**config["task"])
-        task.seed = config["seed"]
-        model = CanonGPT(Config(**config["model"]))
+        parts = {part: config[part] for part in ("task", "model", "seed")}
     except FileNotFoundError:
         raise RunError(f"{folder} has no config.json") from None
     except Exception as error:
-        own = "(a mixer, Canon layer or task of your own: pass --program with its file)"
+        raise RunError(one_line(f"{folder}/config.json is damaged: {error!r}")) from None
+    try:
+        task = make_task(**parts["task"], run_seed=parts["seed"])
+        model = CanonGPT(Config(**parts["model"]))
+    except Exception as error:
+        own = "(if it is one of your own, import its file first, or pass it as --program)"
         raise RunError(one_line(f"{folder}/config.json: {error} {own}")) from None
     saved = read_checkpoint(folder)
     try:
         load_weights(model, saved["model"])
-    except Exception as error:
-        raise RunError(one_line(f"{folder}/ckpt.pt is damaged: {error}")) from None
+    except ValueError as error:
+        raise RunError(one_line(f"{folder}/ckpt.pt does not fit: {error}")) from None
     return task, model.eval()

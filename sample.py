@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from runs import RunError, load_model
+from tasks import device_of
 
 SAMPLES = 4  # part of the seed: the instances are neither those of training nor of evaluation
 
@@ -42,7 +43,7 @@ def answered(task, model, seed, temperature=0.0, colour=False):
         if task.stop is not None:  # answers may differ in length
             length = task.block_size + 1 - start
         answer = go_on(model, asked, length, task.stop, temperature, generator)
-        text += f"{task.decode(document.tokens[shown:start])} "
+        text += task.decode(document.tokens[shown:start]) + task.space
         verdict = task.is_right(document, (start, end), answer)
         if verdict is None:  # there is no right or wrong
             text += painted(f"[{task.decode(answer)}]", GREEN, colour)
@@ -51,7 +52,7 @@ def answered(task, model, seed, temperature=0.0, colour=False):
         else:
             both = f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
             text += painted(both, RED, colour)
-        text += " "
+        text += task.space
         shown = end
     return text + task.decode(document.tokens[shown:])
 
@@ -63,10 +64,6 @@ def go_on(model, tokens, length, stop, temperature, generator):
     return whole[0, len(tokens) :].tolist()
 
 
-def device_of(model):
-    return next(model.parameters()).device
-
-
 GREEN, RED = "\033[32m", "\033[31m"
 
 
@@ -74,7 +71,8 @@ def painted(text, colour_code, colour):
     return f"{colour_code}{text}\033[0m" if colour else text
 
 
-def printed(text):
+def wrapped(text):
+    """The text in lines of 96 characters."""
     if "\n" in text:
         return text  # it has lines of its own
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
@@ -137,7 +135,7 @@ def continued(task, model, prompt, length, temperature, seed):
         raise ValueError(f"--length {length}: allowed: 1 to {room}")
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     answer = go_on(model, tokens, length, task.stop, temperature, generator)
-    return f"{task.decode(tokens)} [{task.decode(answer)}]"
+    return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
 
 
 def main(argv=None):
@@ -149,11 +147,11 @@ def main(argv=None):
         task, model = load_model(args.run)
         if args.prompt is not None:
             text = continued(task, model, args.prompt, args.length, args.temperature, args.seed)
-            print(printed(text))
+            print(wrapped(text))
             return
         for number in range(args.count):
             text = answered(task, model, args.seed + number, args.temperature, colour)
-            print(printed(text), end="\n\n")
+            print(wrapped(text), end="\n\n")
     except (RunError, ValueError, OSError) as error:
         fail(error)
 

@@ -34,7 +34,8 @@ from torch.nn.utils.rnn import pad_sequence
 # ---- 1. A task -------------------------------------------------------------
 #
 # A task draws documents: tokens, of which some are targets. A training window is documents in a
-# row, each opened by <bos> (our choice). A model scores where it gets all targets right.
+# row, each opened by <bos> (our choice). A document counts as right if the model predicts all of
+# its targets.
 
 TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # independent random streams: parts of the seeds
 ROWS = 32  # how many documents a model reads at a time when it is scored
@@ -90,8 +91,9 @@ class Task:
     scores = {"sequences": "share", "tokens": "share"}  # {score: unit}, of what evaluate returns
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
+    space = " "  # between tokens in print
     found = {}  # parameters that the task finds out itself, such as a text's size
-    seed = 0  # of the run: Capo's people are those that the run met
+    run_seed = 0  # Capo's people are those that this run met
 
     def __init__(self, block_size):
         require_range("block_size", block_size, 1)
@@ -168,7 +170,7 @@ class Task:
         return document.targets
 
     def is_right(self, document, span, answer):
-        """Whether these tokens are right in place of the span. None: that is a matter of taste."""
+        """Whether these tokens are right in place of the span. None: no answer is right or wrong."""
         start, end = span
         return answer == document.tokens[start:end]
 
@@ -177,13 +179,13 @@ class Task:
         tokens = []
         for word in text.replace(".", ". ").split():  # "7.2.5" is the tokens "7.", "2." and "5"
             if word not in self.vocabulary[1:]:
-                raise ValueError(f"{word!r} is no word of {self.name}")
+                raise ValueError(f"{word!r} is not a word of {self.name}")
             tokens.append(self.vocabulary.index(word))
         return tokens
 
     def decode(self, tokens):
         """Tokens in words."""
-        return " ".join(self.vocabulary[token] for token in tokens).replace(". ", ".")
+        return self.space.join(self.vocabulary[token] for token in tokens).replace(". ", ".")
 
 
 def padded(texts):
@@ -300,7 +302,7 @@ class Depo(Task):
                 k = next(hops)
                 document.give((self.ans + k, *names[q]))
                 start, end = document.ask((self.ans, *names[(q + k) % n]))
-                answers.append((k, start + 1, end))  # <ans> is no part of the answer
+                answers.append((k, start + 1, end))  # <ans> is not part of the answer
             # end of exercise
             yield document, answers
 
@@ -349,7 +351,7 @@ def shuffles(rng, sizes):
 
 
 class Words:
-    """Words of word_len = (shortest, longest) tokens, N different ones at least.
+    """Words of word_len = (shortest, longest) tokens, at least N different ones.
 
     The last token of a word is in V+1..2V, which shows the end, the others in 1..V. If all words
     have one token, it is in 1..V.
@@ -499,7 +501,7 @@ class Brevo(Task):
         return sorted(named) == sorted(dependencies(parents, q))
 
     def answer_spans(self, document):
-        """All behind <ans>."""
+        """Everything after <ans>."""
         ((start, end),) = document.targets
         return [(start + 1, end)]
 
@@ -924,8 +926,8 @@ class Lano(Task):
 #
 #     [<bos> Ada Mae King first saw light July 3 1961 she grew up in Rome ..]
 #
-# Biographies of N invented people, each met 100 times, in new words every time:
-# how many bits of them does a model hold, for each parameter? A person has three
+# Biographies of N invented people, each met 100 times, each time in newly drawn
+# wordings: how many bits of them does a model hold, for each parameter? A person has three
 # names and some facts, of one token but for the birth date. Three words before a
 # fact tell which it is, in one of 10 wordings. Names and facts are uniform, so
 # log2 of the possibilities is what there is to know. All tokens are targets. Our
@@ -995,7 +997,7 @@ class Capo(Task):
 
     def documents(self, rng, count):
         """To look at; `batch` draws for training."""
-        lives = self.biographies(rng, self.seed, rng.integers(0, self.N, count)).tolist()
+        lives = self.biographies(rng, self.run_seed, rng.integers(0, self.N, count)).tolist()
         return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
@@ -1069,10 +1071,10 @@ def meeting_order(seed, epoch, N):
 #
 #     [def forward(self, x): ..]
 #
-# Does it help on real text, too? The paper asks web text; a laptop can ask a text that every Python
-# brings along, its own standard library, or a file of yours. A token is a byte, so nothing stands
-# between text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the
-# score is how many bits the model needs for each of its bytes.
+# Does Canon help on real text? The paper trains on web text. A laptop can use a text that comes with
+# Python, its standard library, or a file of yours. A token is a byte, so nothing stands between text
+# and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the score is how many
+# bits the model needs for each of its bytes.
 
 
 class Text(Task):
@@ -1086,6 +1088,7 @@ class Text(Task):
     block = 4096  # bytes
     held_out_every = 20  # blocks
     context = 64  # bytes that stand before every byte that is scored
+    space = ""
 
     def __init__(self, text="python", block_size=256, size=None, sha256=None):
         super().__init__(block_size)
@@ -1096,9 +1099,9 @@ class Text(Task):
         self.found = {"size": self.size, "sha256": self.sha256}
         least = 2 * self.held_out_every * self.block
         require(self.size >= least, "text", text, f"at least {least:,} bytes; it has {self.size:,}")
-        if sha256 is not None:
-            reason = f"the text of the run was another; that of {text} has {self.sha256}"
-            require(sha256 == self.sha256, "sha256", sha256, reason)
+        reason = f"the text of the run was another; {text} has {self.size:,} bytes, {self.sha256}"
+        require(size in (None, self.size), "size", size, reason)
+        require(sha256 in (None, self.sha256), "sha256", sha256, reason)
         self.tokens = 1 + np.frombuffer(data, dtype=np.uint8).astype(np.int64)  # 0 is padding
         self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
 
@@ -1138,7 +1141,7 @@ class Text(Task):
     @torch.no_grad()
     def evaluate(self, model, seed, n):
         """Bits per byte on n windows that are held out, the same for all seeds."""
-        device = next(model.parameters()).device
+        device = device_of(model)
         bits = []
         for rows in torch.from_numpy(self.held_out_windows(n)).split(ROWS):
             rows = rows.to(device)
@@ -1204,10 +1207,11 @@ TASKS = {  # a task of your own is one more entry
 ALIASES = {"depo": "depo1", "brevo": "brevo1"}
 
 
-def make_task(name, **parameters):
+def make_task(name, run_seed=0, **parameters):
     """A task; parameters, such as N, replace the defaults of its constructor.
 
-    ValueError names what is unknown or does not fit, its value, and what is allowed.
+    run_seed  the seed of the run that the task is for
+    Raises ValueError that names what is unknown or does not fit, its value and what is allowed.
     """
     name = ALIASES.get(name, name)
     require(name in TASKS, "task", name, f"allowed: {', '.join([*TASKS, *ALIASES])}")
@@ -1219,7 +1223,7 @@ def make_task(name, **parameters):
     arguments = constructor.bind(**parameters)
     arguments.apply_defaults()
     task = TASKS[name](**arguments.arguments)
-    task.name = name
+    task.name, task.run_seed = name, run_seed
     task.settings = {"name": name, **arguments.arguments, **task.found}
     return task
 

@@ -746,29 +746,29 @@ def test_rotary_keeps_the_dtype(dtype):
     assert_same("turned x", got, want.to(dtype), atol=1e-6, rtol=2**-7)
 
 
-def test_alibi_masks_by_hand():
+def test_alibi_by_hand():
+    """Above the diagonal is the future, which attention hides."""
     x = -torch.inf
     alibi = ALiBi(Config(1, 9, n_head=2, d_model=8)).bias(3, 3, "cpu")  # slopes 2^-4 and 2^-8
     for head, slope in enumerate((1 / 16, 1 / 256)):
-        want = torch.tensor([[0, x, x], [-slope, 0, x], [-2 * slope, -slope, 0]])
-        assert torch.equal(alibi[head], want)
+        want = torch.tensor([[0, 0, 0], [-slope, 0, 0], [-2 * slope, -slope, 0]])
+        assert torch.equal(alibi[head].tril(), want)
     last_two = ALiBi(Config(1, 9, n_head=2, d_model=8)).bias(2, 3, "cpu")
     assert torch.equal(last_two, alibi[:, 1:])
     halibi = HALiBi(Config(1, 9, n_head=4, d_model=8)).bias(4, 4, "cpu")
-    itself = [[0, x, x, x], [x, 0, x, x], [x, x, 0, x], [x, x, x, 0]]
-    nearest_two = [[0, x, x, x], [0, 0, x, x], [x, 0, 0, x], [x, x, 0, 0]]
-    every = [[0, x, x, x], [0, 0, x, x], [0, 0, 0, x], [0, 0, 0, 0]]
+    itself = [[0, 0, 0, 0], [x, 0, 0, 0], [x, x, 0, 0], [x, x, x, 0]]
+    nearest_two = [[0, 0, 0, 0], [0, 0, 0, 0], [x, 0, 0, 0], [x, x, 0, 0]]
+    every = [[0, 0, 0, 0]] * 4
     assert torch.equal(halibi, torch.tensor([itself, nearest_two, every, every]))
 
 
 def test_positions_of_ones_own_are_one_entry(monkeypatch):
-    """Here: every head sees the last two tokens only."""
+    """Here: every head sees the last two tokens only. Attention hides the future by itself."""
 
-    class Window(canon_gpt.NoPositions):
+    class Window(canon_gpt.Positions):
         def bias(self, T, S, device):
-            distance = canon_gpt.distances(T, S, device)
-            allowed = (0 <= distance) & (distance < 2)
-            return torch.zeros(1, T, S, device=device).masked_fill(~allowed, -math.inf)
+            too_far = canon_gpt.distances(T, S, device)[None] >= 2
+            return torch.zeros(1, T, S, device=device).masked_fill(too_far, -math.inf)
 
     monkeypatch.setitem(POSITIONS, "window", Window)
     layer, x = Attention(Config(1, 9, n_head=2, d_model=16, pos="window")), torch.randn(1, 9, 16)
@@ -1258,9 +1258,13 @@ def test_batches_are_pure(name):
     assert len(windows) == 320
 
 
-@parametrize("name", tasks.TASKS)
-@parametrize("preset", train.PRESETS)
-def test_documents_of_every_preset_fit(name, preset):
+PRESETS_OF_TASKS = []
+for preset in train.PRESETS:
+    PRESETS_OF_TASKS += [(preset, name) for name in train.PRESETS[preset]]
+
+
+@parametrize("preset, name", PRESETS_OF_TASKS)
+def test_documents_of_every_preset_fit(preset, name):
     task = make_task(**train.preset_parts(preset, name)["task"])
     assert task.batch(0, 0, 2)[1].any(axis=1).all()
     if name.startswith("depo"):
@@ -2384,9 +2388,8 @@ def test_a_config_repeats_its_run(here):
     assert recipe.training.lr == 0.5 and recipe.model["canon"] == "ac" and recipe.seed == 3
 
 
-@parametrize("name", tasks.TASKS)
-@parametrize("preset", train.PRESETS)
-def test_every_preset_is_a_recipe(name, preset):
+@parametrize("preset, name", PRESETS_OF_TASKS)
+def test_every_preset_is_a_recipe(preset, name):
     recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
     assert recipe.training.steps > recipe.training.warmup
     assert make_task(**recipe.task).settings == recipe.task
@@ -2638,6 +2641,43 @@ def test_a_group_keeps_its_own_learning_rate(here, monkeypatch):
         assert second / first == pytest.approx(700)
 
 
+class TwoOptimizers:
+    """As Muon beside AdamW: one for the matrices of the blocks, one for the rest."""
+
+    def __init__(self, model):
+        blocks = [p for p in model.blocks.parameters() if p.dim() == 2]
+        rest = [p for p in model.parameters() if not any(p is other for other in blocks)]
+        self.both = [torch.optim.SGD(blocks, lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
+        self.param_groups = self.both[0].param_groups + self.both[1].param_groups
+
+    def step(self):
+        for optimizer in self.both:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none=True):
+        for optimizer in self.both:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return {"both": [optimizer.state_dict() for optimizer in self.both]}
+
+    def load_state_dict(self, saved):
+        for optimizer, state in zip(self.both, saved["both"]):
+            optimizer.load_state_dict(state)
+        self.param_groups = self.both[0].param_groups + self.both[1].param_groups
+
+
+def test_an_optimizer_of_ones_own_resumes(here, monkeypatch):
+    monkeypatch.setattr(train, "make_optimizer", lambda model, *rest: TwoOptimizers(model))
+    train.main(tiny("--steps 20", "whole"))
+    with interruption(9), pytest.raises(SystemExit):
+        train.main(tiny("--steps 20", "run"))
+    train.main(tiny("--steps 20 --resume", "run"))
+    whole, resumed = checkpoint("whole"), checkpoint("run")
+    for name, weight in whole["model"].items():
+        assert torch.equal(weight, resumed["model"][name])
+
+
 @parametrize("name", ("depo", "mano"))
 def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
     task = make_task(name)
@@ -2719,6 +2759,8 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--resume", "run has no ckpt.pt"),
     ("--out mine", "mine is not empty"),
     ("--config mine/notes.txt", "config = mine/notes.txt"),
+    ("--config mine/notes.txt --mixer gla", "leave --mixer out"),
+    ("--task text --preset paper", "text has none of this size"),
 ]
 
 
@@ -2823,9 +2865,11 @@ def test_damaged_checkpoints_are_refused(ends):
     good, path = checkpoint("run"), Path("run/ckpt.pt")
     for what, damage in damaged_checkpoints(good, path.read_bytes()).items():
         path.write_bytes(damage) if isinstance(damage, bytes) else torch.save(damage, path)
-        ends(tiny("--steps 3 --resume"), "ckpt.pt is damaged")
+        line = ends(tiny("--steps 3 --resume"), "ckpt.pt")
+        reason = "is damaged|does not fit"
+        assert re.search(reason, line)
         if "weight" in what or what in ("cut off", "a shape"):
-            with pytest.raises(run_folders.RunError, match="ckpt.pt is damaged"):
+            with pytest.raises(run_folders.RunError, match=reason):
                 run_folders.load_model("run")
     torch.save(good, path)
     train.main(tiny("--steps 3 --resume"))
@@ -2880,7 +2924,7 @@ def test_run_names_tell_runs_apart():
         return train.read_command_line(words)[0].out.name
 
     apart = [
-        "--seed 1", "--canon abcd", "--canon abcd --canon-silu", "--canon abcd --canon-no-residual",
+        "--seed 1", "--canon abcd", "--canon abcd --canon-silu", "--canon abcd --no-canon-residual",
         "--lr 0.1", "--n-layer 2", "--mlp silu", "--dtype bfloat16", "--tie-embeddings", "",
     ]  # fmt: skip
     assert len({name(flags) for flags in apart}) == len(apart)
@@ -3119,25 +3163,6 @@ def test_a_canon_layer_of_ones_own_lends_its_name():
     assert plot.model_name({**model, "canon_type": "gated"}) == "RoPE + gated-ABCD"
 
 
-def test_labels_say_what_the_folder_says():
-    def label(folder, **model):
-        return plot.label(toy_run(name=folder, **model))
-
-    assert label("depo1_nano_rope_bare_s0") == "RoPE"
-    assert label("depo1_nano_rope_bare_n-layer=2_lr=0.003_s0") == "RoPE, n-layer=2, lr=0.003"
-    assert label("depo1_nano_nope_abcd_s0", pos="nope", canon="abcd") == "NoPE + Canon-ABCD"
-    frozen = {"canon": "ac", "canon_frozen": True}  # the model's name says so
-    assert label("depo1_nano_rope_ac_canon-frozen_s0", **frozen) == "RoPE + Canon-AC (cst)"
-    assert label("depo1_nano_gla_bare_K=2_s0", mixer="gla") == "GLA, K=2"
-    hybrid = {"mixer": "gla,attention", "canon": "acd"}
-    assert label("depo1_nano_gla-attention_rope_acd_s0", **hybrid) == "GLA/RoPE + Canon-ACD"
-    # Names of their own: chosen with --out, or given for another model than the run's.
-    assert label("twelve") == "twelve"
-    assert label("twelve_s0") == "twelve"
-    assert label("depo1_nano_rope_bare") == "depo1_nano_rope_bare"
-    assert label("depo1_nano_rope_abcd_s0") == "depo1_nano_rope_abcd"
-
-
 def test_groups_are_ordered_by_meaning():
     nope, canon = {"pos": "nope"}, {"canon": "abcd"}
     models = [{"mixer": "gla"}, {**nope, **canon}, nope, canon, {}, {"canon": "d"}]
@@ -3154,18 +3179,19 @@ def test_groups_are_ordered_by_meaning():
 
 
 def test_no_two_recipes_share_a_label():
-    """Of one recipe and seed the later run counts."""
-    name = "depo1_nano_rope_bare_s0"
-    older, newer = toy_run((0.1,), name=name), toy_run((0.2,), name=name)
-    other = toy_run((0.3,), name=name, lr=0.1)  # as when a preset has changed
-    small = {**toy_run((0.4,), name="depo1_small_rope_bare_s0", lr=0.2), "preset": "small"}
+    """Of one recipe and seed the later run counts; where recipes differ, their labels say in what."""
+    older, newer = toy_run((0.1,)), toy_run((0.2,))
     assert plot.group([older, newer]) == {"RoPE": [newer]}
-    groups = plot.group([older, newer, other, small])
+    deeper = toy_run((0.3,), n_layer=2)
+    faster = toy_run((0.4,), lr=0.1)
+    canon = toy_run((0.5,), canon="abcd")
+    groups = plot.group([older, newer, faster, deeper, canon])
     values = {label: plot.last_scores(runs, "k=1") for label, runs in groups.items()}
     assert values == {
-        "depo1_nano_rope_bare": [0.2],
-        "depo1_nano_rope_bare (2)": [0.3],
-        "depo1_small_rope_bare": [0.4],
+        "RoPE, n_layer 12, lr 0.01": [0.2],
+        "RoPE, n_layer 12, lr 0.1": [0.4],
+        "RoPE, n_layer 2, lr 0.01": [0.3],
+        "RoPE + Canon-ABCD": [0.5],
     }
 
 
@@ -3466,7 +3492,7 @@ def test_damaged_runs_are_left_out_of_figures(damage, new_folder, capsys):
     Path("bad/metrics.jsonl").write_text(DAMAGED_LOGS[damage])
     plot.main(["good", "bad"])
     printed = capsys.readouterr()
-    assert "| toy | 0 | 50% |" in printed.out
+    assert "| RoPE | 0 | 50% |" in printed.out
     (line,) = printed.err.splitlines()
     assert line.startswith("plot.py: bad")
     ends_with_one_line(["bad"], "plot.py: bad", capsys)
@@ -3498,7 +3524,7 @@ def test_one_evaluation_without_scores_is_no_problem(new_folder, capsys):
     run["evals"].append({"step": 30, "eval": {}})
     write_toy_run("run", run)
     plot.main(["run"])
-    assert "| toy | 0 | 60% |" in capsys.readouterr().out
+    assert "| RoPE | 0 | 60% |" in capsys.readouterr().out
 
 
 OWN_MIXER = """
@@ -3614,6 +3640,52 @@ def test_above():
     assert above(seeds(8, 9, 9), seeds(1, 2, 7.9)).outcome == "holds"
     assert above(seeds(1, 2, 2), seeds(3, 4, 5)).outcome == "does not hold"
     assert above(seeds(3, 4, 5), seeds(1, 2, 3)).outcome == "undecided"
+
+
+def bits(*values):
+    return Seeds("model", "bits per byte", list(values), "bits per byte", 0, math.nan)
+
+
+def test_fewer_bits_are_better():
+    fewer, more = claims.needs_fewer_bits, claims.needs_hardly_more_bits
+    assert fewer(bits(1.1, 1.2, 1.3), bits(1.4, 1.5, 1.6)).outcome == "holds"
+    assert fewer(bits(1.4, 1.5, 1.6), bits(1.1, 1.2, 1.3)).outcome == "does not hold"
+    assert fewer(bits(1.1, 1.2, 1.5), bits(1.4, 1.5, 1.6)).outcome == "undecided"
+    assert fewer(bits(1.1, 1.2), bits(1.4, 1.5, 1.6)).outcome == "undecided: too few seeds"
+    assert more(bits(1.2, 1.54, 1.0), bits(1.4, 1.5, 1.6)).outcome == "holds"
+    assert more(bits(1.6, 1.6, 1.6), bits(1.4, 1.5, 1.6)).outcome == "does not hold"
+    assert more(bits(1.2, 1.6, 1.0), bits(1.4, 1.5, 1.6)).outcome == "undecided"
+
+
+def text_run(flags, seed, *values, sha256=None):
+    """A run of the text task that needs so many bits per byte at its evaluations."""
+    words = f"--task text {flags} --seed {seed}".split()
+    run = make_run(words, *({"bits per byte": value} for value in values))
+    run["scores"] = {"bits per byte": "bits per byte"}
+    if sha256 is not None:
+        run["task"] = {**run["task"], "sha256": sha256}
+    return run
+
+
+def test_the_best_rate_needs_the_fewest_bits(folder):
+    for seed in range(3):
+        write_run_folder(text_run("--lr 1e-3", seed, 2.0))
+        write_run_folder(text_run("--lr 2e-3", seed, 3.0, 1.5))
+        write_run_folder(text_run("--lr 4e-3", seed, 2.5, 1.5))  # as good at the end, and sooner
+    runs, problems = reproduce.finished_runs()
+    assert problems == []
+    found = reproduce.by_model(runs)
+    tried = reproduce.tried_rates(COMPARISONS["text"], ["text"], NANO, found)
+    (runs,) = reproduce.at_best_rates(COMPARISONS["text"], tried).values()
+    assert {run["training"]["lr"] for run in runs} == {4e-3}
+
+
+def test_runs_on_different_texts_are_never_compared():
+    here, copy = text_run("", 0, 1.5), make_run(["--task", "copy"], {"sequences": 1.0})
+    other, another = text_run("", 1, 1.4, sha256="b"), text_run("", 2, 1.3, sha256="c")
+    assert reproduce.on_one_text([other, here, another, copy]) == [here, copy]
+    assert reproduce.on_one_text([copy, another, other]) == [copy, other]
+    assert reproduce.on_one_text([copy, other]) == [copy, other]
 
 
 def test_at_least_times():
@@ -4453,14 +4525,47 @@ def test_benchmark_cut_short_keeps_its_rows(tmp_path):
 # ---- 9. What README, results/ and examples/ show ---------------------------
 
 
-def test_the_layer_in_readme():
+def code_in_readme():
+    """Its Python: the layer, and what puts it into a Llama."""
     text = (HERE / "README.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_layer_in_readme():
+    layer, _ = code_in_readme()
     names = {}
-    exec(code, names)
+    exec(layer, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
     assert torch.equal(canon(x), kernels.causal_conv(x, canon.weight))
+
+
+class PreNormModel(torch.nn.Module):
+    """The part of Hugging Face's Llama that README changes, with its names."""
+
+    def __init__(self, layers, width):
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList()
+        for _ in range(layers):
+            layer = torch.nn.Module()
+            layer.input_layernorm = torch.nn.RMSNorm(width)
+            layer.post_attention_layernorm = torch.nn.RMSNorm(width)
+            self.model.layers.append(layer)
+
+
+def test_canon_in_a_llama_as_in_readme():
+    layer, into_llama = code_in_readme()
+    names = {"model": PreNormModel(layers=2, width=6)}
+    exec(layer, names)
+    exec(into_llama, names)
+    first = names["model"].model.layers[0]
+    x = torch.randn(2, 9, 6)
+    norm, canon = first.post_attention_layernorm
+    assert torch.equal(first.post_attention_layernorm(x), canon(norm(x)))
+    undecayed, decayed = names["optimizer"].param_groups
+    assert undecayed["weight_decay"] == 0 and len(undecayed["params"]) == len(decayed["params"]) == 4
+    assert all(weight.shape == (4, 6) for weight in undecayed["params"])
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"

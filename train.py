@@ -38,10 +38,12 @@ from tqdm import tqdm
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
 from kernels import gpu_has_bfloat16
 from runs import RECIPE, Run, RunError
-from sample import answered
-from tasks import ALIASES, TASKS, make_task, score_text
+from sample import answered, wrapped
+from tasks import ALIASES, TASKS, make_task, require_range, score_text
 
-STOP = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows: no HUP
+STOP = {signal.SIGINT, signal.SIGTERM}
+if hasattr(signal, "SIGHUP"):  # Windows has no such signal
+    STOP.add(signal.SIGHUP)
 RANK = int(os.environ.get("RANK", 0))  # torchrun sets both: which process this is,
 WORLD = int(os.environ.get("WORLD_SIZE", 1))  # and of how many
 
@@ -49,12 +51,12 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # and of how many
 #
 # A recipe is everything that makes a run what it is. A preset scales a task, its model and the
 # training together: `nano` for two CPU cores and minutes, `small` for one GPU and minutes (only
-# Copy's is measured), `paper` for the paper's own numbers.
+# Copy's is measured), `paper` for the paper's own numbers (Depo0, our addition, has Depo1's).
 
 
 @dataclass
 class Training:
-    """How long, on how much, and the settings of AdamW."""
+    """Training length, batch size and the settings of AdamW."""
 
     steps: int | None  # None: Capo's follow from its exposures
     batch_size: int  # windows per step
@@ -68,11 +70,11 @@ class Training:
     def __post_init__(self):
         self.betas = tuple(self.betas)
         if self.steps is not None:
-            require_between("steps", self.steps, 1, 10**8)
-        require_between("batch_size", self.batch_size, 1, 10**5)
-        require_between("lr", self.lr, 1e-12, 1e6)
-        require_between("warmup", self.warmup, 0, 10**8)
-        require_between("weight_decay", self.weight_decay, 0, 1e6)
+            require_range("steps", self.steps, 1, 10**8)
+        require_range("batch_size", self.batch_size, 1, 10**5)
+        require_range("lr", self.lr, 1e-12, 1e6)
+        require_range("warmup", self.warmup, 0, 10**8)
+        require_range("weight_decay", self.weight_decay, 0, 10**6)
         if self.schedule not in ("cosine", "linear"):
             raise ValueError(f"schedule = {self.schedule!r}: allowed: cosine, linear")
 
@@ -90,8 +92,8 @@ class Recipe:
     eval_size: int  # instances scored in an evaluation
 
     def __post_init__(self):
-        require_between("seed", self.seed, 0, 2**32 - 1)
-        require_between("eval_size", self.eval_size, 1, 10**5)
+        require_range("seed", self.seed, 0, 2**32 - 1)
+        require_range("eval_size", self.eval_size, 1, 10**5)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
 
@@ -99,11 +101,6 @@ class Recipe:
         """As JSON gives it back: tuples are lists."""
         whole = dataclasses.asdict(self)
         return json.loads(json.dumps({part: whole[part] for part in RECIPE}))
-
-
-def require_between(field, value, low, high):
-    if not low <= value <= high:
-        raise ValueError(f"{field} = {value}: allowed: {low:,} to {high:,}")
 
 
 TINY = dict(n_layer=1, n_head=2, d_model=16)
@@ -185,23 +182,29 @@ OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
 # fmt: on
 
 
-def preset_parts(preset, task_name):
-    """{"task": .., "model": .., "training": ..} of a preset. ValueError if there is no such one."""
-    if preset not in PRESETS:
-        raise ValueError(f"preset = {preset!r}: allowed: {', '.join(PRESETS)}")
-    parts = PRESETS[preset].get(task_name, OWN_TASK[preset])
+def preset_parts(preset_name, task_name):
+    """{"task": .., "model": .., "training": ..}. Raises ValueError if there is no such preset."""
+    if preset_name not in PRESETS:
+        raise ValueError(f"preset = {preset_name!r}: allowed: {', '.join(PRESETS)}")
+    of_tasks = PRESETS[preset_name]
+    if task_name in PRESETS["nano"] and task_name not in of_tasks:
+        raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
+    parts = of_tasks.get(task_name, OWN_TASK[preset_name])
     return {**parts, "task": {"name": task_name, **parts["task"]}}
 
 
-def make_recipe(parts, preset, dtype, seed=0, eval_size=512):
-    """A recipe in which every parameter has its value. ValueError for what does not fit."""
+EVAL_SIZE = 512  # instances
+
+
+def make_recipe(parts, preset_name, dtype, seed=0, eval_size=EVAL_SIZE):
+    """A recipe in which every parameter has its value. Raises ValueError for what does not fit."""
     task = make_task(**parts["task"])
     training = Training(**parts["training"])
     if training.steps is None:  # Capo's follow from its exposures
         training.steps = task.steps(training.batch_size)
     sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
     config = Config(**{**parts["model"], **sizes})
-    return Recipe(preset, task.settings, vars(config), training, dtype, seed, eval_size)
+    return Recipe(preset_name, task.settings, vars(config), training, dtype, seed, eval_size)
 
 
 def recipe_in_words(recipe):
@@ -214,6 +217,8 @@ def recipe_in_words(recipe):
     positions = model["pos"] if Config(**model).has_attention else "no positions"
     canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
     schedule = f"{training.schedule} decay after {training.warmup:,} steps of warm-up"
+    if training.warmup >= training.steps:
+        schedule = f"not reached: its warm-up takes {training.warmup:,} steps"
     return [
         f"{recipe.task['name']}: {', '.join(task)}",
         f"{layers} of {model['mixer']}, {width}, {positions}, {canon}",
@@ -292,7 +297,7 @@ def end(message, status=2):
 
 def make_parser():
     parser = argparse.ArgumentParser(
-        description="Train one model on one task. What is left out is as the preset sets it.",
+        description="Train one model on one task. Options that you leave out keep the preset's values.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -301,15 +306,13 @@ def make_parser():
 
     add = parser.add_argument_group("task").add_argument
     add("--task", help=", ".join([*TASKS, *ALIASES]))
-    add("--preset", help="nano: two CPU cores (the default); small: one GPU (on CUDA); paper")
-    add(
-        "--config", type=Path, help="repeat the recipe in a run's config.json, in place of a preset"
-    )
+    add("--preset", help="nano (the default without CUDA), small (with CUDA) or paper")
+    add("--config", type=Path, help="repeat the recipe in a run's config.json")
     add("--N", type=int, help="numbers to copy; nodes of a graph; people")
-    add("--K", type=int, help="depo: most hops of a question")
+    add("--K", type=int, help="depo: the most hops that are asked for")
     add("--V", type=int, help="depo, brevo2: letters that words are made of")
-    add("--word-len", type=int, nargs=2, help="depo, brevo2: least and most letters of a word")
-    add("--L", type=int, help="mano: most operators")
+    add("--word-len", type=int, nargs=2, help="depo, brevo2: least and most letters in a word")
+    add("--L", type=int, help="mano: the most operators in an expression")
     add("--cfg", help="lano: the grammar, such as cfg3f")
     add("--root", type=int, help="lano: the symbol that sentences grow from")
     add("--exposures", type=int, help="capo: how often each person is met; sets --steps")
@@ -326,11 +329,9 @@ def make_parser():
     add("--d-model", type=int, help="width")
     add("--canon-type", help=", ".join(CANONS))
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
-    no = {"dest": "canon_residual", "action": "store_false", "default": None}
-    add("--canon-no-residual", **no, help="Canon layers without their residual")
-    yes = {"action": "store_true", "default": None}
-    add("--canon-silu", **yes, help="apply SiLU after the Canon layer")
-    add("--canon-frozen", **yes, help="Canon layers keep their random initial weights")
+    add("--canon-residual", action=on_off, help="a Canon layer adds its input (default: on)")
+    add("--canon-silu", action=on_off, help="apply SiLU after the Canon layer (default: off)")
+    add("--canon-frozen", action=on_off, help="Canon layers keep their random initial weights")
     add("--short-conv", action=on_off, help="a linear mixer's own convolution (default: on with "
         "mamba2 and gdn, where there is no Canon-B)")  # fmt: skip
     add("--tie-embeddings", action=on_off, help="one matrix for embedding and head")
@@ -344,30 +345,28 @@ def make_parser():
     add("--weight-decay", type=float, help="of matrices")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
-    add("--eval-size", type=int, help="instances scored in an evaluation (default: 512)")
+    add("--eval-size", type=int, help=f"instances scored in an evaluation (default: {EVAL_SIZE})")
 
     add = parser.add_argument_group("run").add_argument
     add("--device", help=f"default here: {devices()[0]}")
     add("--out", help="the run's folder (default: out/ and a name made of the choices above)")
-    add("--resume", action="store_true", help="go on from ckpt.pt")
+    add("--resume", action="store_true", help="resume from ckpt.pt")
     add("--compile", action=on_off, help="torch.compile (default: where it works)")
     add("--workers", type=int, help="processes that draw data (default: 4 on CUDA, else 0)")
-    add("--eval-every", type=int, help="steps between evaluations (default: a 20th of all)")
+    add("--eval-every", type=int, help="steps between evaluations (default: a twentieth)")
     add("--grad-accum", type=int, default=1, help="parts of a batch: less memory, same training")
     return parser
 
 
 TASK_FLAGS = ("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "text", "block_size")
-MODEL_FLAGS = (
-    *("mixer", "pos", "canon", "mlp", "n_layer", "n_head", "d_model", "short_conv"),
-    *("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"),
-    "tie_embeddings",
-)
+MODEL_FLAGS = ("mixer", "pos", "canon", "mlp", "n_layer", "n_head", "d_model", "short_conv")
+MODEL_FLAGS += ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen")
+MODEL_FLAGS += ("tie_embeddings",)
 TRAINING_FLAGS = ("steps", "batch_size", "lr", "warmup", "schedule", "weight_decay")
 
 
 def read_command_line(argv):
-    """(options, recipe), checked. Nothing is written before."""
+    """(options, recipe), checked. Writes nothing; bad input ends the program with one line."""
     parser = make_parser()
     if "--help" in argv or "-h" in argv:
         parser.epilog = presets_in_words()
@@ -375,10 +374,10 @@ def read_command_line(argv):
     try:
         options = read_options(args)
         recipe, usual_dtype = read_recipe(args, options.device)
-        parts = WORLD * options.grad_accum
-        if recipe.training.batch_size % parts != 0:
+        divisor = WORLD * options.grad_accum
+        if recipe.training.batch_size % divisor != 0:
             size = recipe.training.batch_size
-            raise ValueError(f"batch_size = {size}: must be a multiple of {parts}")
+            raise ValueError(f"batch_size = {size}: must be a multiple of {divisor}")
         if args.out is None:
             options.out = Path("out", run_name(recipe, usual_dtype))
         if args.eval_every is None:
@@ -394,16 +393,17 @@ def read_options(args):
         raise ValueError(f"device = {device!r}: allowed: {', '.join(devices())}")
     can_compile = device == "cuda" or (device == "cpu" and can_compile_on_cpu())
     if args.compile and not can_compile:
-        raise ValueError("--compile needs CUDA, or PyTorch 2.7, a C++ compiler, Python's headers")
+        needs = "CUDA, or on a CPU PyTorch 2.7, a C++ compiler and Python's headers"
+        raise ValueError(f"--compile needs {needs}")
     if args.out == "":
         raise ValueError("out = '': name a folder")
     workers = args.workers
     if workers is None:
         workers = 4 if device == "cuda" else 0
-    require_between("workers", workers, 0, 64)
-    require_between("grad_accum", args.grad_accum, 1, 10**5)
+    require_range("workers", workers, 0, 64)
+    require_range("grad_accum", args.grad_accum, 1, 10**5)
     if args.eval_every is not None:
-        require_between("eval_every", args.eval_every, 1, 10**8)
+        require_range("eval_every", args.eval_every, 1, 10**8)
     return Options(
         device=device,
         out=Path(args.out or "out"),
@@ -423,16 +423,18 @@ def read_recipe(args, device):
     if args.config is None:
         if args.task is None:
             raise ValueError(f"--task is required: {', '.join([*TASKS, *ALIASES])}")
-        preset = args.preset
-        if preset is None:
-            preset = "small" if device == "cuda" else "nano"
-        parts = preset_parts(preset, ALIASES.get(args.task, args.task))
-        rest = {"dtype": usual_dtype, "seed": 0, "eval_size": 512}
+        preset_name = args.preset
+        if preset_name is None:
+            preset_name = "small" if device == "cuda" else "nano"
+        parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
+        rest = {"dtype": usual_dtype, "seed": 0, "eval_size": EVAL_SIZE}
     else:
-        if args.task or args.preset is not None:
-            raise ValueError(f"config = {args.config}: it sets --task and --preset")
+        # Some values there follow from others, so a change of task or model could be half of one.
+        for flag in given(args, ("task", "preset", *TASK_FLAGS, *MODEL_FLAGS)):
+            name = flag.replace("_", "-")
+            raise ValueError(f"config = {args.config}: sets task and model; leave --{name} out")
         parts = read_config(args.config)
-        preset = parts["preset"]
+        preset_name = parts["preset"]
         rest = {field: parts[field] for field in ("dtype", "seed", "eval_size")}
 
     parts["task"] = {**parts["task"], **given(args, TASK_FLAGS)}
@@ -443,7 +445,7 @@ def read_recipe(args, device):
             raise ValueError(f"steps = {args.steps}: exposures sets them; leave one out")
         parts["training"]["steps"] = None
     rest.update(given(args, ("dtype", "seed", "eval_size")))
-    recipe = make_recipe(parts, preset, **rest)
+    recipe = make_recipe(parts, preset_name, **rest)
     if args.n_head is not None and not Config(**recipe.model).has_attention:
         raise ValueError(f"n_head = {args.n_head}: {recipe.model['mixer']} has its own")
     if recipe.dtype == "bfloat16" and device == "cuda" and not has_bfloat16:
@@ -452,7 +454,7 @@ def read_recipe(args, device):
 
 
 def given(args, fields):
-    """{field: value} of the flags that the command line has."""
+    """{field: value} of the flags that were given on the command line."""
     return {field: vars(args)[field] for field in fields if vars(args)[field] is not None}
 
 
@@ -469,16 +471,17 @@ def read_config(path):
 def presets_in_words():
     """For --help."""
     lines = []
-    for preset, tasks in PRESETS.items():
-        lines.append(f"{preset} sets:")
-        for name in tasks:
-            recipe = make_recipe(preset_parts(preset, name), preset, "float32")
+    for preset_name, tasks in PRESETS.items():
+        lines.append(f"{preset_name} sets:")
+        for task_name in tasks:
+            parts = preset_parts(preset_name, task_name)
+            recipe = make_recipe(parts, preset_name, "float32")
             lines += [f"  {line}" for line in recipe_in_words(recipe)]
     return "\n".join(lines)
 
 
 def devices():
-    """Those that are here, the default first."""
+    """The devices of this machine, the default first."""
     found = ["cpu"]
     if torch.backends.mps.is_available():
         found.insert(0, "mps")
@@ -501,9 +504,9 @@ def can_compile_on_cpu():
 class Batches:
     """The task's batches by step, for PyTorch's loader.
 
-    Each process of torchrun takes its rows of a batch, in grad_accum parts. A part's loss is the
-    mean over its own targets, the batch's loss the mean over all: so a part counts by its share
-    of the targets, times WORLD, as the processes' gradients are averaged.
+    Each process of torchrun takes its rows of a batch, in grad_accum parts. The batch's loss is the
+    mean over all its targets, and a part's loss is the mean over its own. So each part is weighted
+    by its share of the targets. Processes average their gradients, hence the factor WORLD.
     """
 
     task: object
@@ -512,13 +515,13 @@ class Batches:
     grad_accum: int
 
     def __getitem__(self, step):
-        """tokens and mask (grad_accum, rows, block_size + 1), share (grad_accum,)."""
+        """tokens and mask (grad_accum, rows, block_size + 1), weight (grad_accum,)."""
         tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, step, self.batch_size))
         targets = mask[:, 1:].sum()
         tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
         mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
-        return tokens, mask, share
+        weight = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
+        return tokens, mask, weight
 
 
 def load_batches(task, recipe, options, steps):
@@ -570,109 +573,128 @@ def learning_rate(step, peak, training):
 # ---- 4. One step -----------------------------------------------------------
 
 
-def train_step(model, optimizer, parts, autocast):
-    """Update the weights by a batch in parts. Returns its loss, and the gradient's norm.
-
-    The norm is that before clipping.
-    """
-    loss = 0.0
-    for number, (tokens, mask, share) in enumerate(parts, 1):
-        # Under torchrun, processes exchange gradients once a step: after the last part.
-        waits = number < len(parts) and WORLD > 1
-        with model.no_sync() if waits else contextlib.nullcontext():
+def train_step(model, optimizer, batch, autocast):
+    """Update the weights from a batch, given in parts. Returns its loss, and the gradient's norm
+    before clipping."""
+    batch_loss = 0.0
+    for number, (tokens, mask, weight) in enumerate(batch, 1):
+        exchange = contextlib.nullcontext()
+        if WORLD > 1 and number < len(batch):
+            exchange = model.no_sync()  # processes exchange gradients after the last part only
+        with exchange:
             with autocast:
-                _, part_loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
-                part_loss = part_loss * share
-            part_loss.backward()
-        loss = loss + part_loss.detach()
+                _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+                loss = loss * weight
+            loss.backward()
+        batch_loss = batch_loss + loss.detach()
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss, norm
+    return batch_loss, norm
 
 
 # ---- 5. The run ------------------------------------------------------------
 
-LOG_EVERY = 20  # steps: to read the loss is to wait for the GPU
+LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
 
 
 def train(options, recipe, command, stop):
-    """All that happens, in this order, down to the closing table."""
+    """One run, from its first line on the screen to its last."""
     device, training = options.device, recipe.training
+
+    # Build the task, the model and its optimizer.
     torch.manual_seed(recipe.seed)
     torch.set_float32_matmul_precision("high")
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
-    task = make_task(**recipe.task)
-    task.seed = recipe.seed
+    task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(Config(**recipe.model)).to(device)
     optimizer = make_optimizer(model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
-    forward = model
-    if options.compile:
-        torch._dynamo.config.suppress_errors = not options.must_compile
-        forward = torch.compile(forward)
-    if WORLD > 1:
-        forward = nn.parallel.DistributedDataParallel(forward)
+    forward = for_training(model, options)
 
+    # Open the run's folder. A new run saves step 0; with --resume, go on from the checkpoint.
     about = describe(options, recipe, task, model, command)
     run = Run(options.out, about, options.resume, writes=RANK == 0)
-    step, seconds = 0, 0.0
+    start, seconds = 0, 0.0
     if options.resume:
-        step, seconds = run.restore(model, optimizer, training.steps)
+        start, seconds = run.restore(model, optimizer, training.steps)
         if run.finished:
             raise Ended(f"{options.out} is finished: nothing left to do", status=0)
     else:
-        run.save(model, optimizer, step, seconds)  # now the run has begun
+        run.save(model, optimizer, start, seconds)
     announce(options, recipe, about)
 
-    first = step
-    batches = load_batches(task, recipe, options, range(first, training.steps))
-    clock = Clock(step, seconds, training.batch_size * task.block_size)
-    with tqdm(total=training.steps, initial=step, mininterval=1, disable=RANK > 0) as bar:
-        while step < training.steps:
-            parts = clock.next_batch(batches, device)
+    batches = load_batches(task, recipe, options, range(start, training.steps))
+    clock = Clock(start, seconds, training.batch_size * task.block_size)
+    with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
+        for step in range(start + 1, training.steps + 1):  # counts updates, this one included
+            # Update the weights.
+            batch = clock.next_batch(batches, device)
             for group, peak in zip(optimizer.param_groups, peaks):
-                group["lr"] = learning_rate(step, peak, training)
-            loss, norm = train_step(forward, optimizer, parts, autocast)
-            step += 1
-            if step == first + 1:
-                bar.unpause()  # what this step took, compiling, says nothing about the next ones
+                group["lr"] = learning_rate(step - 1, peak, training)
+            loss, norm = train_step(forward, optimizer, batch, autocast)
+            if step == start + 1:
+                bar.unpause()  # the first step may compile, and says nothing about the next ones
             bar.update()
 
-            # Log, score and save now and then.
-            evaluate = step % options.eval_every == 0 or step == training.steps
-            due = evaluate or step % LOG_EVERY == 0
-            if not due and not (stop.requested and WORLD == 1):
+            # Most steps end here.
+            is_last = step == training.steps
+            evaluating = is_last or step % options.eval_every == 0
+            logging = evaluating or step % LOG_EVERY == 0
+            if not logging and not stop.at_once:
                 continue
+
+            # Log the loss, and now and then the scores.
             loss, stopping = agree(loss, stop.requested)
             weights = list(model.parameters())
             require_finite(step, {"loss": loss, "gradient": norm, "weights": weights})
-            if due:
+            if logging:
                 line = {"step": step, "loss": round(loss, 5), **clock.lap(step)}
                 line["lr"] = learning_rate(step - 1, training.lr, training)
-                if evaluate:
-                    with autocast, torch.no_grad():
-                        logits, _ = model(parts[0][0][:, :-1])  # of the new weights
-                        require_finite(step, {"logits": logits})
-                        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
-                    require_finite(step, scores)
+                if evaluating:
+                    scores = evaluate(task, model, recipe, batch, autocast, step)
                     line["eval"] = scores
-                    bar.set_postfix(
-                        {"loss": f"{loss:.3f}", **in_words(task, scores)}, refresh=False
-                    )
+                    shown = {"loss": f"{loss:.3f}", **in_words(task, scores)}
+                    bar.set_postfix(shown, refresh=False)
                 run.log(line)
-            if (evaluate or stopping) and step < training.steps:
+            if is_last:
+                break
+
+            # Save, and stop if asked to.
+            if evaluating or stopping:
                 run.save(model, optimizer, step, clock.seconds())
-            if stopping and step < training.steps:
+            if stopping:
                 stop_here(run, step, stop)
             clock.restart(step)
 
+    # Close the run.
     costs = costs_of(run, model, options, clock)
     run.log({"step": step, "eval": scores, **costs, "final": True})
     run.save(model, optimizer, step, clock.seconds())
     if RANK == 0:
         print_results(task, model, autocast, scores, costs, recipe.seed)
+
+
+def for_training(model, options):
+    """The same weights, compiled and shared between the processes of torchrun, as options say."""
+    if options.compile:
+        torch._dynamo.config.suppress_errors = not options.must_compile
+        model = torch.compile(model)
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    return model
+
+
+def evaluate(task, model, recipe, batch, autocast, step):
+    """The model's scores. Ends the run if what the new weights compute is not finite."""
+    tokens, _, _ = batch[0]
+    with autocast, torch.no_grad():
+        logits, _ = model(tokens[:, :-1])
+        require_finite(step, {"logits": logits})
+        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
+    require_finite(step, scores)
+    return scores
 
 
 def describe(options, recipe, task, model, command):
@@ -736,8 +758,8 @@ class Clock:
         asked = time.perf_counter()
         tensors = next(batches)
         self.waited += time.perf_counter() - asked
-        moved = [tensor.to(device, non_blocking=True) for tensor in tensors]
-        return list(zip(*moved))
+        tokens, mask, weight = [tensor.to(device, non_blocking=True) for tensor in tensors]
+        return list(zip(tokens, mask, weight))
 
     def lap(self, step):
         """tokens since the start; tokens per second and the share of waiting since `restart`."""
@@ -768,9 +790,14 @@ class StopSignals:
             self.requested = number
             if RANK == 0:
                 with contextlib.suppress(OSError):  # the terminal may be closed
-                    os.write(2, b"\ntrain.py: stopping after this step\n")
+                    os.write(2, b"\ntrain.py: saving, then stopping\n")
         if number == signal.SIGINT and WORLD == 1:
             signal.signal(number, self.before[number])
+
+    @property
+    def at_once(self):
+        """Whether to stop after this very step. Processes of torchrun have to agree first."""
+        return self.requested is not None and WORLD == 1
 
     def __exit__(self, *error):
         for number, handler in self.before.items():
@@ -798,8 +825,8 @@ def require_finite(step, values):
     for name, value in values.items():
         tensors = value if isinstance(value, list) else [value]
         if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
-            advice = "Start anew, with a smaller --lr"
-            raise Ended(f"step {step}: {name} not finite. {advice}", status=1)
+            advice = "Start again with a smaller --lr"
+            raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
 
 
 def stop_here(run, step, stop):
@@ -819,7 +846,6 @@ PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
 def costs_of(run, model, options, clock):
     """Time, and on a GPU memory and the share of its peak, the medians over the log."""
     lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
-    lines = [line for line in lines if "tokens_per_s" in line]
     rate = statistics.median(line["tokens_per_s"] for line in lines)
     costs = {
         "seconds": round(clock.seconds(), 1),
@@ -855,13 +881,14 @@ def print_results(task, model, autocast, scores, costs, seed):
     for name, value in {**in_words(task, scores), **costs}.items():
         print(f"{name:16}{value:>9}")
     with autocast, torch.no_grad():
-        print(f"\n{answered(task, model, seed)}")
+        example = answered(task, model, seed)
+    print(f"\n{wrapped(example)}")
 
 
 def main(argv=None, program=__file__):
     """program: the script that config.json names, if one of your own calls this."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    command = shlex.join(["python", Path(program).name, *argv])
+    command = shlex.join(["python", relative(program), *argv])
     options, recipe = read_command_line(argv)
     try:
         if WORLD > 1:
@@ -888,6 +915,14 @@ def main(argv=None, program=__file__):
         end(f"{type(error).__name__}: {error}. {hint}", status=1)
     finally:
         kill_workers()
+
+
+def relative(path):
+    """The path from the current folder if it is below it, otherwise the file's name."""
+    path = Path(path).resolve()
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return path.name
 
 
 def kill_workers():

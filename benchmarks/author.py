@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_gpt.py is
 import tasks
-from canon_gpt import MLPS, CanonGPT, Config
+from canon_gpt import CanonGPT, Config, relu2
 from kernels import relative_error
 
 # ---- 1. The table ----------------------------------------------------------
@@ -185,7 +185,7 @@ def decorator_that_changes_nothing(*arguments, **named):
 
 
 FORMULAS = {  # {module: what is in it}
-    "transformers.activations": {"ACT2FN": {"silu": F.silu, "relu2": MLPS["relu2"]}},
+    "transformers.activations": {"ACT2FN": {"silu": F.silu, "relu2": relu2}},
     "transformers.configuration_utils": {"PretrainedConfig": PretrainedConfig},
     "transformers.modeling_attn_mask_utils": {
         "AttentionMaskConverter": types.SimpleNamespace(_ignore_causal_mask_sdpa=yes),

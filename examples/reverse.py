@@ -14,7 +14,7 @@ from tasks import TASKS, Copy, Document
 class Reverse(Copy):
     meaning = "after <query>, the numbers backward"
 
-    def __init__(self, N=16, block_size=33):  # the defaults are what the command line can replace
+    def __init__(self, N=16, block_size=33):  # train.py's --N and --block-size replace these
         super().__init__(N, block_size)
 
     def documents(self, rng, count):

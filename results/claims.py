@@ -31,7 +31,9 @@ MAIN_SCORES = {  # the one score that a task is judged by
     "mano": "longest",
     "capo": "bits/param",
     "lano": "sentences",
+    "text": "bits per byte",
 }
+LESS_IS_BETTER = ("bits per byte",)  # units
 MASTERED = 0.9  # a hop counts as mastered from this share of right answers on
 
 
@@ -90,6 +92,7 @@ def last_score(run, score):
 
 SEEDS = 3  # fewer decide nothing
 MARGIN = 0.05  # five points: so much above a guess is still chance, so much below is still close
+MARGIN_BITS = 0.05  # bits per byte: so much worse is still close
 CEILING = 0.98  # from this share on, models cannot be told apart
 
 NOT_RUN = "not run"
@@ -109,7 +112,7 @@ class Seeds:
     score: str
     values: list
     unit: str = "share"
-    chance: float = MARGIN  # at most so much is learnt by who has learnt nothing
+    chance: float = MARGIN  # a model that has learnt nothing scores at most this
     ceiling: float = CEILING
 
     @property
@@ -225,6 +228,17 @@ def close_to(a, b):
     return decide(rule, [a, b], holds=a.lowest >= goal, fails=a.highest < goal)
 
 
+def needs_fewer_bits(a, b):
+    rule = f"every seed of {a} needs fewer bits than every seed of {b}"
+    return decide(rule, [a, b], holds=a.highest < b.lowest, fails=a.lowest > b.highest)
+
+
+def needs_hardly_more_bits(a, b):
+    rule = f"no seed of {a} needs {MARGIN_BITS} bits more than the mean of {b}"
+    goal = b.mean + MARGIN_BITS
+    return decide(rule, [a, b], holds=a.highest < goal, fails=a.lowest >= goal)
+
+
 def covers(a, share, start, end):
     """If the seeds of start and end are not apart, there is no way between them: undecided."""
     way = f"the way from the mean of {start} to the mean of {end}"
@@ -273,7 +287,7 @@ RESULTS = {
     "R9": "Canon in place of the built-in convolution, and beside it",
     "R10": "attention and recurrences, all with Canon",
     "R11": "what limits recurrences",
-    "R12": "language models of 1.3B parameters",
+    "R12": "real text",
 }
 DEPO0 = ("depo0",)
 DEPO = ("depo0", "depo1")
@@ -663,3 +677,49 @@ def recurrences_err_at_the_first_hop(runs, recurrence):
 @claim("R11", "A hybrid reasons deeper than a recurrence", "families", DEPO, before_the_runs=DEPO0)
 def a_hybrid_reasons_deeper(runs):
     return above(runs("GDN/RoPE + AbCD", "hops mastered"), runs("GDN + AbCD", "hops mastered"))
+
+
+# R12: real text. The paper trains on web text; here it is Python's standard library, byte by byte.
+
+
+@claim("R12", "Canon helps {} on real text", "text", ("text",), each=("RoPE", "NoPE"))
+def canon_helps_on_real_text(runs, positions):
+    return needs_fewer_bits(
+        runs(f"{positions} + Canon", "bits per byte"), runs(positions, "bits per byte")
+    )
+
+
+@claim("R12", "With Canon, NoPE is as good as RoPE on real text", "text", ("text",))
+def nope_is_as_good_as_rope_on_real_text(runs):
+    return needs_hardly_more_bits(
+        runs("NoPE + Canon", "bits per byte"), runs("RoPE + Canon", "bits per byte")
+    )
+
+
+@claim(
+    "R12",
+    "Neither one more layer nor twice the steps make up for Canon on real text",
+    "text",
+    ("text",),
+    before_the_runs=("text",),
+)
+def more_compute_does_not_make_up_for_canon(runs):
+    canon = runs("RoPE + Canon", "bits per byte")
+    return all_hold(
+        needs_fewer_bits(canon, runs("RoPE, one more layer", "bits per byte")),
+        needs_fewer_bits(canon, runs("RoPE, twice the steps", "bits per byte")),
+    )
+
+
+@claim(
+    "R12",
+    "{} is as good as attention with Canon on real text",
+    "text",
+    ("text",),
+    before_the_runs=("text",),
+    each=RECURRENCES,
+)
+def recurrences_are_as_good_on_real_text(runs, recurrence):
+    return needs_hardly_more_bits(
+        runs(recurrence, "bits per byte"), runs("RoPE + Canon", "bits per byte")
+    )

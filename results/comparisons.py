@@ -6,7 +6,7 @@
 A model is a name and a line of train.py's flags; what the line leaves out is as the task's preset
 sets it. claims.py says what is claimed about these models, and asks for them by their names.
 
-Reading order: 3 the comparisons, a table; then 1 what several of them share, and 2 titles.
+Reading order: first the table in 3; 1 and 2 are what it is made of.
 """
 
 import sys
@@ -127,7 +127,7 @@ def depth_title(groups):
 
 
 def how_many(values, least):
-    """How many of the values are so high, as in: 2 of 5."""
+    """How many of the values reach `least`, such as "2 of 5"."""
     high = [value for value in values if value >= least]
     return f"{len(high)} of {len(values)}"
 
@@ -181,6 +181,12 @@ def tasks_title(groups):
     rope = how_many_lifted(groups, "RoPE")
     nope = how_many_lifted(groups, "NoPE")
     return f"Canon lifts RoPE on {rope} tasks, NoPE on {nope}"
+
+
+def text_title(groups):
+    rope = typical(groups, "RoPE", "bits per byte")
+    with_canon = typical(groups, "RoPE + Canon", "bits per byte")
+    return f"Real text costs {rope} bits per byte with RoPE, {with_canon} with RoPE and Canon"
 
 
 def how_many_lifted(groups, model):
@@ -298,7 +304,7 @@ COMPARISONS = {
             "AC": "--canon ac",
             "ACD": "--canon acd",
             "ABCD": "--canon abcd",
-            "no residual": "--canon abcd --canon-no-residual",
+            "no residual": "--canon abcd --no-canon-residual",
             "SiLU": "--canon abcd --canon-silu",
             "frozen": "--canon abcd --canon-frozen",
         },
@@ -365,5 +371,19 @@ COMPARISONS = {
         figure=plot.bars,
         scores=TASKS_SCORES,
         title=tasks_title,
+    ),
+    "text": Comparison(
+        minutes=8,
+        tasks=["text"],
+        models={
+            **PAIRS,
+            "RoPE, one more layer": "--n-layer 5",
+            "RoPE, twice the steps": "",
+            **FULL_LINEAR,
+        },
+        twice_the_steps=("RoPE, twice the steps",),
+        figure=plot.curves,
+        scores=["bits per byte"],
+        title=text_title,
     ),
 }

@@ -1,7 +1,7 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
-Trains the runs that a comparison lacks in out/, draws its figure and judges its claims. For what
-out/ has not, the runs in results/ stand in. After Ctrl-C, the same command goes on.
+Trains the runs of a comparison that out/ lacks, draws its figure and judges its claims. Where out/
+has no run of a model, the figure takes those in results/. After Ctrl-C, run the same command again.
 
     python results/reproduce.py --list                  the comparisons, their claims and hours
     python results/reproduce.py nope --dry-run          prints the command of each run
@@ -19,6 +19,7 @@ is compared, claims.py what is claimed.
 import argparse
 import contextlib
 import json
+import math
 import os
 import runpy
 import shlex
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -38,8 +40,9 @@ sys.path.insert(0, str(HERE.parent))
 import plot
 import runs as run_folders
 import train
-from claims import CLAIMS, NOT_RUN, RESULTS, SEEDS, with_made_scores
+from claims import CLAIMS, LESS_IS_BETTER, NOT_RUN, RESULTS, SEEDS, with_made_scores
 from comparisons import COMPARISONS
+from tasks import make_task
 
 
 def fail(message):
@@ -118,16 +121,35 @@ def finished_runs(shipped=True):
         paths = sorted(HERE.rglob("runs.json")) + paths
     found, problems = run_folders.read_all(paths)
     finished = [with_made_scores(run) for run in found if run["seconds"] is not None]
-    return finished, problems
+    return on_one_text(finished), problems
+
+
+WHICH_TEXT = ("size", "sha256")
+
+
+def on_one_text(runs):
+    """The runs without those on another text. Another Python has another standard library, and what
+    one text costs says nothing about the other.
+
+    Where there are several, the text that counts is this Python's, or else the last run's.
+    """
+    texts = [run["task"]["sha256"] for run in runs if "sha256" in run["task"]]
+    if len(set(texts)) < 2:
+        return runs
+    here = make_task("text").sha256
+    text = here if here in texts else texts[-1]
+    return [run for run in runs if run["task"].get("sha256", text) == text]
 
 
 def model_of(recipe):
     """What two runs of one model share: all but seed, learning rate and how many are scored.
 
-    recipe: a run, or a recipe's dict. Returns text, so that it can be a key.
+    recipe: a run, or a recipe's dict. Returns text, so that it can be a key. It leaves out which
+    text it was, as `on_one_text` sees to that.
     """
+    task = {name: value for name, value in recipe["task"].items() if name not in WHICH_TEXT}
     training = {name: value for name, value in recipe["training"].items() if name != "lr"}
-    parts = {"task": recipe["task"], "model": recipe["model"], "dtype": recipe["dtype"]}
+    parts = {"task": task, "model": recipe["model"], "dtype": recipe["dtype"]}
     return json.dumps({**parts, "training": training}, sort_keys=True)
 
 
@@ -153,7 +175,9 @@ def best_rate(rates):
         runs = rates[rate]
         ends, before = [], [0]
         for run in runs:
-            scores = [evaluation["eval"][run["main"]] for evaluation in run["evals"]]
+            main = run["main"]
+            sign = -1 if run["scores"][main] in LESS_IS_BETTER else 1
+            scores = [sign * evaluation["eval"][main] for evaluation in run["evals"]]
             ends.append(scores[-1])
             before += scores[:-1]
         return min(len(runs), SEEDS), statistics.mean(ends), statistics.mean(before), rate
@@ -200,7 +224,7 @@ def check_folders(wanted):
             continue
         found, problems = run_folders.read_all([folder])
         if problems:
-            fail(f"{problems[0]}. Mend it, or delete the folder")
+            fail(f"{problems[0]}. Repair or delete the folder")
         for there in found:
             recipe = {part: there[part] for part in run.recipe}
             recipe["eval_size"] = run.recipe["eval_size"]  # how many are scored may differ
@@ -421,25 +445,19 @@ def judge_all(runs):
     """[(claim, task, which runs, Verdict)] for every task, preset and dtype that has runs, and for
     the tasks of the claim's comparison that have none."""
     found = by_model(runs)
-    kinds = sorted({(run["preset"], run["dtype"]) for run in runs})
-    tried = {}
-    for name, comparison in COMPARISONS.items():
-        tasks = set()
-        for claim in CLAIMS:
-            if claim.comparison == name:
-                tasks.update(claim.tasks)
-        for preset, dtype in kinds:
-            flags = ["--preset", preset, "--dtype", dtype, "--device", "cpu"]
-            tried[name, preset, dtype] = tried_rates(comparison, tasks, flags, found)
+    kinds = defaultdict(set)  # {task: {(preset, dtype)}}
+    for run in runs:
+        kinds[run["task"]["name"]].add((run["preset"], run["dtype"]))
 
     verdicts = []
     for claim in CLAIMS:
         comparison = COMPARISONS[claim.comparison]
         for task in claim.tasks:
             judged = []
-            for preset, dtype in kinds:
-                groups = at_best_rates(comparison, tried[claim.comparison, preset, dtype], task)
-                verdict = claim.judge(groups)
+            for preset, dtype in sorted(kinds[task]):
+                flags = ["--preset", preset, "--dtype", dtype, "--device", "cpu"]
+                tried = tried_rates(comparison, [task], flags, found)
+                verdict = claim.judge(at_best_rates(comparison, tried, task))
                 if verdict.outcome != NOT_RUN:
                     judged.append((claim, task, f"{task}, {preset}, {dtype}", verdict))
             if not judged and task in comparison.tasks:
@@ -490,14 +508,19 @@ def read_command_line(argv):
 
 
 def count(text):
-    number = int(text)
-    if not 1 <= number <= 999:
-        raise ValueError
-    return number
+    if not (text.isdecimal() and 1 <= int(text) <= 999):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: 1 to 999")
+    return int(text)
 
 
 def rates(text):
-    return sorted({float(rate) for rate in text.split(",")})
+    try:
+        found = {float(rate) for rate in text.split(",")}
+    except ValueError:
+        found = {math.nan}
+    if not all(0 < rate < math.inf for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: positive numbers, as in 2e-3,4e-3")
+    return sorted(found)
 
 
 def main(argv=None):
