@@ -1533,24 +1533,27 @@ def require_names(task, names):
     """Names are numbers 1..V joined by dots, as many as word_len allows."""
     for name in names:
         letters = [int(letter) for letter in name.split(".")]
-        assert task.words.shortest <= len(letters) <= task.words.longest
-        assert 1 <= min(letters) and max(letters) <= task.words.V
+        short, long = task.words.shortest, task.words.longest
+        assert short <= len(letters) <= long, f"name {name}: {short} to {long} letters expected"
+        assert 1 <= min(letters) and max(letters) <= task.words.V, f"name {name}: letters beyond V"
 
 
 def read_depo(task, text):
     """The edges, [(source, target), ..], and the questions, [(k, q, answer), ..]."""
     edges_text, *question_texts = text.split("<query_")
     bos, *words = edges_text.split()
-    assert bos == "<bos>"
+    assert bos == "<bos>", f"an instance starts with {bos}, expected <bos>"
     if task.name == "depo0":
         commas = words[2::3]
-        assert commas == [","] * (len(words) // 3)
+        assert commas == [","] * (len(words) // 3), f"a comma ends each edge, not in: {edges_text}"
         words = [word for word in words if word != ","]
+    assert len(words) % 2 == 0, f"edges are pairs of names, not in: {edges_text}"
     edges = list(zip(words[0::2], words[1::2], strict=True))
     questions = []
     for question in question_texts:
+        form = r"\d+> [\d.]+ \[<ans> [\d.]+\] ?"
+        assert re.fullmatch(form, question), f"<query_{question}: expected <query_k> q [<ans> a]"
         hops, q, ans, answer = question.split()
-        assert hops[-1] == ">" and ans == "[<ans>" and answer[-1] == "]"
         questions.append((int(hops[:-1]), q, answer[:-1]))
         words += [q, answer[:-1]]
     require_names(task, words)
@@ -1566,11 +1569,15 @@ def test_depo_by_an_independent_checker(name, options):
         cycle = [edges[0][0]]
         while successor[cycle[-1]] not in cycle:
             cycle.append(successor[cycle[-1]])
-        assert 3 <= n <= task.N and len(successor) == len(cycle) == n
+        assert 3 <= n <= task.N, f"{n} edges, expected 3 to {task.N}"
+        assert len(successor) == len(cycle) == n, f"the edges are no cycle: {text}"
         asked = {q for _, q, _ in questions}
-        assert len(asked) == len(questions) == min(10, n)
+        counts = f"{len(questions)} questions about {len(asked)} nodes"
+        assert len(asked) == len(questions) == min(10, n), f"{counts}, expected {min(10, n)}"
         for k, q, answer in questions:
-            assert 1 <= k <= task.K and answer == cycle[(cycle.index(q) + k) % n]
+            assert 1 <= k <= task.K, f"a question asks for {k} hops, expected 1 to {task.K}"
+            want = cycle[(cycle.index(q) + k) % n]
+            assert answer == want, f"{k} hops after {q}: got {answer}, expected {want}: {text}"
 
 
 def test_depo_order_and_sizes_are_random():
@@ -1589,8 +1596,10 @@ def test_depo_order_and_sizes_are_random():
             asked = [q for _, q, _ in questions]
             turns.append(starts.index(edges[0][1]))  # which edge goes on where the first ends
             places.append(asked.index(starts[0]))
-    assert drawn_as(sizes, chances) and drawn_as(hops, (1, 2, 3))
-    assert drawn_as(turns, (1, 2)) and drawn_as(places, (0, 1, 2))
+    assert drawn_as(sizes, chances), f"sizes: {Counter(sizes)}"
+    assert drawn_as(hops, (1, 2, 3)), f"hops: {Counter(hops)}"
+    assert drawn_as(turns, (1, 2)), f"the edges' order is not random: {Counter(turns)}"
+    assert drawn_as(places, (0, 1, 2)), f"the questions' order is not random: {Counter(places)}"
 
 
 def chances_of_words(V, low, high):
@@ -1657,7 +1666,8 @@ def test_depo_scores(name, hops):
         return queries[-1] != "<query_2>"
 
     scores = scores_if(make_task(name, K=max(hops)), is_right)
-    assert scores == {f"k={k}": float(k != 2) for k in hops}
+    want = {f"k={k}": float(k != 2) for k in hops}
+    assert scores == want, f"scores of a model that fails at two hops: {scores}, expected {want}"
 
 
 def test_one_instance_asks_all_scored_hops():
@@ -1930,8 +1940,9 @@ def test_lano_chart_equals_enumeration(cfg, root):
     for text, found in zip(texts, task.charts(rows).numpy(), strict=True):
         t = np.arange(len(text) + 1)
         exact = exact_table(language, text) * 2.1 ** t[:, None]
-        np.testing.assert_allclose(found[t], exact, rtol=1e-12)
-        assert not found[len(t) :].any()
+        what = f"chart of {text}, columns end, 1, 2, 3"
+        np.testing.assert_allclose(found[t], exact, rtol=1e-12, err_msg=what)
+        assert not found[len(t) :].any(), f"chart of {text}: not zero behind its end"
 
 
 @parametrize("cfg, most", [("cfg3f", 350), ("cfg3j", 1000), ("cfg3k", 800)])
@@ -1943,9 +1954,12 @@ def test_lano_long_sentences_keep_their_probability(cfg, most):
     assert set(chain(*sentences)) == {1, 2, 3}  # so each rule's parts are of the next level
     text = max((sentence for sentence in sentences if len(sentence) <= most), key=len)
     chart = grammar.chart(torch.tensor([text]))[0]
-    assert len(text) > 0.8 * most and 1e-100 < chart.max() < 1e100 and chart[-1, 0] > 0
+    assert len(text) > 0.8 * most
+    assert 1e-100 < chart.max() < 1e100, f"the chart's largest number is {chart.max():.1e}"
+    assert chart[-1, 0] > 0, "a whole sentence must be able to end"
     here = chart[torch.arange(len(text)), text]
-    assert_close(chart[1:].sum(1), 2.1 * here, rtol=1e-10, atol=0)
+    what = "a row's sum: the prefix, by the row before"
+    assert_same(what, chart[1:].sum(1), 2.1 * here, rtol=1e-10, atol=0)
     assert chart[0].sum() == pytest.approx(1)
 
 

@@ -375,7 +375,7 @@ def forbid(exercise):
 def replace(name, wrap):
     """Put wrap(function, name) in the place of a function, "module.function" or in a class."""
     *owners, last = name.split(".")
-    owner, i = importlib.import_module(owners[0]), 1
+    owner = importlib.import_module(owners[0])
     for part in owners[1:]:
         owner = getattr(owner, part)
     wrapped = wrap(getattr(owner, last), last)
@@ -547,8 +547,9 @@ def parses(hole, solution):
 def run_tests(copy, number, timeout):
     """{test: what was wrong, a line, or ""} of an exercise's tests. Problem if they did not run."""
     report = copy.parent / "report.xml"
+    files = ("test_canon.py", "assignment/grade.py")  # the second has the canaries
     process = subprocess.Popen(
-        command_of_tests("-q", "--tb=line", f"--junitxml={report}"),
+        command_of_tests("-q", "--tb=line", f"--junitxml={report}", *files),
         cwd=copy,
         env=environment_of_tests(copy, number),
         stdin=subprocess.DEVNULL,
@@ -569,9 +570,8 @@ def run_tests(copy, number, timeout):
     return {case.get("name"): outcome(case) for case in cases}
 
 
-def command_of_tests(*options):
-    files = ("test_canon.py", "assignment/grade.py")
-    return [sys.executable, "-m", "pytest", "-p", "grade", "-p", "no:cacheprovider", *options, *files]
+def command_of_tests(*words):
+    return [sys.executable, "-m", "pytest", "-p", "grade", "-p", "no:cacheprovider", *words]
 
 
 def environment_of_tests(copy, number):
@@ -607,7 +607,9 @@ def outcome(case):
 
 
 def one_line(text, most=200):
-    return " ".join(text.removeprefix("AssertionError: ").split())[:most]
+    """A failure's message without what pytest adds to it."""
+    words = text.removeprefix("AssertionError: ").split("\nassert ")[0].split()
+    return " ".join(words)[:most]
 
 
 def judged(number, outcomes):
@@ -629,8 +631,9 @@ def judged(number, outcomes):
         passed[group.name] = bool(tests) and not failed
         if passed[group.name]:
             points += group.points
-        elif failed and not message:
-            message = f"{group.name}: {outcomes[failed[0]]}"
+        elif not message:
+            reason = outcomes[failed[0]] if failed else "no test ran"
+            message = f"{group.name}: {reason}"
     return Result(number, points, passed, message)
 
 
@@ -750,9 +753,9 @@ def main(argv=None):
 
 def show_pytest(number):
     """Test an exercise of this copy, as it stands, with pytest's own report. Its exit status."""
-    environment = environment_of_tests(ROOT, number)
-    command = [word for word in command_of_tests() if word != "assignment/grade.py"]  # no canaries
-    return int(subprocess.run(command, cwd=ROOT, env=environment).returncode != 0)
+    command = command_of_tests("test_canon.py")  # without canaries
+    done = subprocess.run(command, cwd=ROOT, env=environment_of_tests(ROOT, number))
+    return int(done.returncode != 0)
 
 
 if __name__ == "__main__":
