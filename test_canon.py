@@ -526,7 +526,7 @@ def test_causality(options):
         after = model(changed)[0]
         what = f"logits before the changed token {t}"
         assert_same(what, after[:, :t], before[:, :t], atol=1e-12, rtol=0)
-        assert (after[:, t] - before[:, t]).abs().max() > 1e-3, f"token {t} changes no logits at {t}"
+        assert (after[:, t] - before[:, t]).abs().max() > 1e-3, f"token {t} changes nothing at {t}"
 
 
 @parametrize("options", VARIANTS, ids=str)
@@ -4428,9 +4428,8 @@ def test_the_grader_refuses_bad_input(ends, monkeypatch):
 
 def test_shipped_runs_are_in_range(here, capsys):
     """By the checks of experiments 1 to 3."""
-    runs, problems = run_folders.read_all(
-        [HERE / "results" / name for name in ("copy/runs.json", "copy/points.json", "depo0/runs.json")]
-    )
+    names = ("copy/runs.json", "copy/points.json", "depo0/runs.json")
+    runs, problems = run_folders.read_all(HERE / "results" / name for name in names)
     assert not problems
     for run in runs:
         usual = run["training"]["lr"] in (1e-2, 2.5e-3, 5e-3)

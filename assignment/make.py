@@ -35,7 +35,7 @@ def git(*words):
 
 
 def tracked_files():
-    """The paths of what git tracks, but for this project's own checks. MakeError if they changed."""
+    """What git tracks, but for this project's own checks. MakeError if a file has changed."""
     if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != ROOT:
         raise MakeError(f"{ROOT} is no git repository of its own: clone it")
     changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
@@ -72,7 +72,7 @@ def write_assignment(folder, numbers, classroom=False):
 # ---- 2. GitHub Classroom ---------------------------------------------------
 
 CLASSROOM = """\
-# Tests each exercise at each push. Students can change this file: it informs them, and grades nobody.
+# Tests each exercise at each push. It informs students and grades nobody: they can change it.
 name: exercises
 on: [push]
 jobs:
