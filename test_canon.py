@@ -1658,7 +1658,7 @@ def test_brevo_names_and_order_tell_nothing():
 @parametrize("name", ("brevo1", "brevo2"))
 def test_brevo_accepts_exactly_the_valid_orders(name):
     task, checked = make_task(name), Counter()
-    for document, depth in task.instances(default_rng(0), [4, 5] * 20):
+    for document, graph, node in task.instances(default_rng(0), [4, 5] * 20):
         edges, q, words = read_brevo(tasks.printed(task, document))
         (span,) = task.answer_spans(document)
         parents = neighbours(edges)
@@ -1670,7 +1670,7 @@ def test_brevo_accepts_exactly_the_valid_orders(name):
             answer = task.encode(" ".join(words)) + [*end]
             return task.is_right(document, span, answer)
 
-        assert depth_of(q) == depth
+        assert depth_of(q) == tasks.depth_of(graph, node)
         for order in permutations(words):
             valid = True
             for parent, child in edges:
@@ -1693,12 +1693,12 @@ def test_brevo_scores(name):
     """Of a model that gives the right answers, but without their first token if q's last is odd."""
     task = make_task(name)
     given, right = {}, defaultdict(list)
-    for document, depth in task.instances(default_rng([0, tasks.EVAL]), [task.N] * 99):
+    for document, parents, q in task.instances(default_rng([0, tasks.EVAL]), [task.N] * 99):
         ((start, end),) = task.answer_spans(document)
         ends_of_q = document.tokens[start - 2]
         answer = document.tokens[start:end]
         given[tuple(document.tokens[:start])] = answer[1:] if ends_of_q % 2 else answer
-        for score in ("all", f"depth={depth}"):
+        for score in ("all", f"depth={tasks.depth_of(parents, q)}"):
             right[score].append(ends_of_q % 2 == 0)
 
     def generate(tokens, max_new_tokens, temperature, stop):
