@@ -64,8 +64,10 @@ class Document:
         offset = len(self.tokens)
         self.tokens += document.tokens[:room]
         for start, end in document.targets:
-            if start < room:
-                self.targets.append((offset + start, offset + min(end, room)))
+            if end > room:
+                end = room
+            if start < end:
+                self.targets.append((offset + start, offset + end))
 
     def mask(self):
         """Which tokens are targets: bool, (tokens,)."""
