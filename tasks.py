@@ -392,21 +392,24 @@ class Words:
                 found.append([self.one_letter[i] for i in letters[:n].tolist()])
             return found
         words = [[None] * n for n in sizes]
-        missing = []  # (a document's words, {word: its place}, places without a word)
+        missing = []  # of each document: its words, the same as a set, the places without a word
         for found in words:
-            missing.append((found, {}, range(len(found))))
+            missing.append((found, set(), range(len(found))))
         while missing:
             count = sum(len(places) for _, _, places in missing)
             drawn = iter(self.draw_any(rng, count))
             still_missing = []
-            for found, place_of, places in missing:
+            for found, taken, places in missing:
                 came_twice = []
-                for place, word in zip(places, drawn):  # stops before it takes a word too many
-                    found[place] = word
-                    if place_of.setdefault(word, place) != place:
+                for place in places:
+                    word = next(drawn)
+                    if word in taken:
                         came_twice.append(place)
+                    else:
+                        taken.add(word)
+                        found[place] = word
                 if came_twice:
-                    still_missing.append((found, place_of, came_twice))
+                    still_missing.append((found, taken, came_twice))
             missing = still_missing
         shuffled = []
         for found, order in zip(words, shuffles(rng, sizes)):
