@@ -174,7 +174,8 @@ class Canon(nn.Module):
 def tail_of_stream(layer, x, n, state):
     """The n inputs before x (B, T, width) in a stream, (B, n, width); None outside a stream.
 
-    It keeps the last n inputs in state[layer] for the next piece. They are zeros at the start.
+    It keeps the last n inputs in state[layer] for the next piece. They are zeros at the start. They
+    must be a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -184,7 +185,7 @@ def tail_of_stream(layer, x, n, state):
     else:
         tail = x.new_zeros(x.shape[0], n, x.shape[2])
     seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, -n:].clone()  # a view would keep all of x alive
+    state[layer] = seen[:, -n:].clone()
     return tail
 
 
@@ -360,7 +361,10 @@ class Attention(Mixer):
         self.positions = POSITIONS[config.pos](config)
 
     def forward(self, x, state=None):
-        """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
+        """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K).
+
+        They are copies: views would keep all of q, k and v in memory.
+        """
         # exercise 5
         B, T, D = x.shape
         # Canon-B comes before rotary. Rotary turns channels in pairs, and Canon weighs each channel
@@ -376,7 +380,7 @@ class Attention(Mixer):
             k = torch.cat([past[0], k], dim=1)  # (B, S, H, K)
             v = torch.cat([past[1], v], dim=1)
         if state is not None:
-            state[self] = k.contiguous(), v.contiguous()  # views would keep all of qkv alive
+            state[self] = k.contiguous(), v.contiguous()
 
         S = start + T
         mask = self.positions.bias(T, S, x.device)  # (H, T, S), or None
