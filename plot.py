@@ -349,6 +349,9 @@ def draw_curves(axis, groups, score):
     axis.locator_params(axis="x", nbins=4)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
+    if unit == "bits per byte":  # an untrained model needs 8: show the part where models differ
+        last = [end.y for end in ends]
+        axis.set_ylim(0.9 * min(last), 1.2 * max(last))
     return ends
 
 
@@ -548,6 +551,8 @@ def chance_of(groups, score):
 
 def heading(score):
     """What stands above a panel: "4 hops" for the score "k=4"; most scores are words already."""
+    if score == "bits per byte":
+        return "bits per byte of text it has not seen (fewer are better)"
     kind, _, number = score.partition("=")
     words = {"k": "hop", "l": "operation", "depth": "level"}
     if kind not in words or not number:

@@ -60,17 +60,15 @@ class Document:
         self.targets.append(span)
         return span
 
-    def extend(self, document):
-        """Append another document."""
+    def extend(self, document, room):
+        """Append another document, cut off where the room, a number of tokens, ends."""
         offset = len(self.tokens)
-        self.tokens += document.tokens
+        self.tokens += document.tokens[:room]
         for start, end in document.targets:
-            self.targets.append((offset + start, offset + end))
-
-    def cut(self, length):
-        """The document of the first `length` tokens."""
-        targets = [(start, min(end, length)) for start, end in self.targets if start < length]
-        return Document(self.tokens[:length], targets)
+            if end > room:
+                end = room
+            if start < end:
+                self.targets.append((offset + start, offset + end))
 
     def mask(self):
         """Which tokens are targets: bool, (tokens,)."""
@@ -123,9 +121,7 @@ class Task:
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
                 room = width - len(text.tokens) % width  # in the last window
-                if len(document.tokens) > room:
-                    document = document.cut(room)
-                text.extend(document)
+                text.extend(document, room)
                 if len(text.tokens) == batch_size * width:
                     break
             missing = batch_size - len(text.tokens) // width
@@ -310,7 +306,8 @@ class Depo(Task):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
         hops = rng.permutation(np.resize(self.hops, n * min(self.N, self.questions))).tolist()
-        instances = list(self.instances(rng, [self.N] * n, hops))
+        sizes = [self.N for _ in range(n)]
+        instances = list(self.instances(rng, sizes, hops))
         found = self.right_tokens(model, [document.tokens for document, _ in instances])
         right = defaultdict(list)
         for row, (_, answers) in zip(found, instances):
@@ -336,18 +333,24 @@ class Depo2(Depo):
 
 def draw_sizes(rng, count, N):
     """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N)."""
-    weights = 1 / (np.arange(3, N + 1) + N**0.5)
-    return (3 + rng.choice(N - 2, count, p=weights / weights.sum())).tolist()
+    return (3 + np.searchsorted(chances_up_to(N), rng.random(count), side="right")).tolist()
+
+
+@functools.lru_cache
+def chances_up_to(N):
+    """P(a size is at most n) for n in 3..N."""
+    sums = np.cumsum(1 / (np.arange(3, N + 1) + N**0.5))
+    return sums / sums[-1]  # the last one is 1
 
 
 def shuffles(rng, sizes):
     """For each size n, the numbers 0..n-1 in random order: they sort n random keys."""
-    sizes = np.array(sizes)
-    has_key = np.arange(sizes.max()) < sizes[:, None]  # (documents, largest size)
-    keys = np.full(has_key.shape, 2.0)  # larger than all keys, so these come last
-    keys[has_key] = rng.random(sizes.sum())
-    orders = keys.argsort(axis=1).tolist()
-    return [order[:n] for order, n in zip(orders, sizes.tolist())]
+    keys = rng.random(sum(sizes))
+    orders, start = [], 0
+    for n in sizes:
+        orders.append(keys[start : start + n].argsort().tolist())
+        start += n
+    return orders
 
 
 class Words:
@@ -389,19 +392,25 @@ class Words:
                 found.append([self.one_letter[i] for i in letters[:n].tolist()])
             return found
         words = [[None] * n for n in sizes]
-        taken = [set() for _ in sizes]
-        missing = []  # places without a word
-        for document, n in enumerate(sizes):
-            missing += [(document, place) for place in range(n)]
+        missing = []  # of each document: its words, the same as a set, the places without a word
+        for found in words:
+            missing.append((found, set(), range(len(found))))
         while missing:
-            came_twice = []
-            for (document, place), word in zip(missing, self.draw_any(rng, len(missing))):
-                if word in taken[document]:
-                    came_twice.append((document, place))
-                else:
-                    taken[document].add(word)
-                    words[document][place] = word
-            missing = came_twice
+            count = sum(len(places) for _, _, places in missing)
+            drawn = iter(self.draw_any(rng, count))
+            still_missing = []
+            for found, taken, places in missing:
+                came_twice = []
+                for place in places:
+                    word = next(drawn)
+                    if word in taken:
+                        came_twice.append(place)
+                    else:
+                        taken.add(word)
+                        found[place] = word
+                if came_twice:
+                    still_missing.append((found, taken, came_twice))
+            missing = still_missing
         shuffled = []
         for found, order in zip(words, shuffles(rng, sizes)):
             shuffled.append([found[i] for i in order])
@@ -412,10 +421,9 @@ class Words:
         lengths = rng.integers(self.shortest, self.longest + 1, count)
         letters = rng.integers(1, self.V + 1, (count, self.longest))
         letters[np.arange(count), lengths - 1] += self.V  # a word's last token shows the end
-        letters = letters.ravel().tolist()
+        letters = tuple(letters.ravel().tolist())
         starts = range(0, count * self.longest, self.longest)
-        for start, length in zip(starts, lengths.tolist()):
-            yield tuple(letters[start : start + length])
+        return [letters[start : start + length] for start, length in zip(starts, lengths.tolist())]
 
     def split(self, tokens):
         """The words that tokens spell, tuples; a special token is one, too."""
@@ -449,8 +457,12 @@ class Brevo(Task):
         super().__init__(block_size)
         require_range("N", N, 3)
         self.N, self.words = N, Words(N, V, word_len)
+        # A window holds the most edges and the longest answer, in words of average length. A longer
+        # instance (3% of Brevo2's at N = 5, none of 20,000 at N = 20) is drawn again if need be.
         most_edges = sum(min(4, node) for node in range(N))
-        self.check_fits(4 + (2 * most_edges + 1 + N) * self.words.longest)
+        most_words = 2 * most_edges + 1 + N
+        average = (self.words.shortest + self.words.longest) / 2
+        self.check_fits(4 + math.ceil(most_words * average))
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
         self.stop = self.eos
@@ -459,30 +471,40 @@ class Brevo(Task):
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        for document, _ in self.instances(rng, sizes):
+        for document, _, _ in self.instances(rng, sizes):
             yield document
 
     def instances(self, rng, sizes):
-        """For each size a document, and the depth of q."""
+        """For each size n a document, each node's parents, and q."""
         all_names = self.words.draw(rng, sizes)
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for one number
-        for n, names in zip(sizes, all_names):
-            parents = draw_graph(dice, n)
-            q = dice.randrange(n - math.ceil(n / 4), n)  # the last quarter has parents
-            edges = []
-            for node in range(n):
-                edges += [(parent, node) for parent in parents[node]]
-            dice.shuffle(edges)
-            document = Document([self.bos])
-            for parent, child in edges:
-                document.give(names[parent] + names[child])
-            document.give((self.query, *names[q]))
-            answer = [self.ans]
-            for node in draw_order(dice, parents, q):
-                answer += names[node]
-            answer.append(self.eos)
-            document.ask(answer)
-            yield document, depth_of(parents, q)
+        for names in all_names:
+            document, parents, q = self.instance(dice, names)
+            while len(document.tokens) > self.block_size + 1:  # rare: see __init__
+                (names,) = self.words.draw(rng, [len(names)])
+                document, parents, q = self.instance(dice, names)
+            yield document, parents, q
+
+    def instance(self, dice, names):
+        """One of them. names[x] is the word of node x, a tuple of tokens."""
+        n = len(names)
+        parents = draw_graph(dice, n)
+        q = dice.randrange(n - math.ceil(n / 4), n)  # the last quarter has parents
+        edges = []
+        for node in range(n):
+            for parent in parents[node]:
+                edges.append(names[parent] + names[node])
+        dice.shuffle(edges)
+        document = Document([self.bos])
+        for edge in edges:
+            document.give(edge)
+        document.give((self.query, *names[q]))
+        answer = [self.ans]
+        for node in draw_order(dice, parents, q):
+            answer += names[node]
+        answer.append(self.eos)
+        document.ask(answer)
+        return document, parents, q
 
     def verify(self, prompt, answer):
         """Whether the answer is right for the prompt, which ends in <ans>. Both are lists."""
@@ -512,10 +534,11 @@ class Brevo(Task):
         """n greedy answers at size N: the share right, of all and by depth of q (paper Fig. 9)."""
         groups = defaultdict(list)  # by length, as `generate` takes prompts of one length
         rng = np.random.default_rng([seed, EVAL])
-        for document, depth in self.instances(rng, [self.N] * n):
+        sizes = [self.N for _ in range(n)]
+        for document, parents, q in self.instances(rng, sizes):
             ((start, end),) = self.answer_spans(document)
             prompt, answer = document.tokens[:start], document.tokens[start:end]
-            groups[len(prompt)].append((prompt, len(answer), depth))
+            groups[len(prompt)].append((prompt, len(answer), depth_of(parents, q)))
         right = defaultdict(list)
         for group in groups.values():
             prompts = [prompt for prompt, _, _ in group]
@@ -567,8 +590,11 @@ def draw_order(dice, parents, q):
     """All that q depends on and q, parents first. Drawn backward from q: each time one of the nodes
     whose needed children are all placed."""
     missing_children = [0] * len(parents)
-    for node in dependencies(parents, q):
+    needed = [q]  # grows in the loop, by all that q depends on
+    for node in needed:
         for parent in parents[node]:
+            if missing_children[parent] == 0:
+                needed.append(parent)
             missing_children[parent] += 1
     order, ready = [], [q]
     while ready:
@@ -1214,7 +1240,7 @@ def make_task(name, run_seed=0, **parameters):
     Raises ValueError that names what is unknown or does not fit, its value and what is allowed.
     """
     name = ALIASES.get(name, name)
-    require(name in TASKS, "task", name, f"allowed: {', '.join([*TASKS, *ALIASES])}")
+    require(name in TASKS, "task", name, f"allowed: {', '.join(TASKS | ALIASES)}")
     constructor = inspect.signature(TASKS[name])
     for field, value in parameters.items():
         known = ", ".join(constructor.parameters)

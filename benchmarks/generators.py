@@ -15,7 +15,7 @@ from common import Benchmark, times_in_turn
 from tasks import make_task
 from train import PRESETS, preset_parts
 
-ROUNDS = {"nano": 20, "small": 7, "paper": 3}
+ROUNDS = {"nano": 100, "small": 7, "paper": 5}
 
 
 def main(argv=None):
