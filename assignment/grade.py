@@ -1,7 +1,7 @@
 """Grade the exercises:   python assignment/grade.py
 
     python assignment/grade.py                         all exercises, in this copy
-    python assignment/grade.py 3                       exercise 3, with pytest's own report
+    python assignment/grade.py 3                       exercise 3: pytest's report of the first failure
     python assignment/grade.py 1 3 4 --of FOLDER       three exercises of somebody else's copy
     python assignment/grade.py --of FOLDER --json results.json         in Gradescope's format
     python assignment/grade.py --of submissions/* --csv grades.csv     several, a row each
@@ -752,8 +752,8 @@ def main(argv=None):
 
 
 def show_pytest(number):
-    """Test an exercise of this copy, as it stands, with pytest's own report. Its exit status."""
-    command = command_of_tests("test_canon.py")  # without canaries
+    """Test an exercise of this copy, as it stands, up to the first failure. The exit status."""
+    command = command_of_tests("-x", "test_canon.py")  # without canaries
     done = subprocess.run(command, cwd=ROOT, env=environment_of_tests(ROOT, number))
     return int(done.returncode != 0)
 
