@@ -1,7 +1,7 @@
 """Grade the exercises:   python assignment/grade.py
 
     python assignment/grade.py                         all exercises, in this copy
-    python assignment/grade.py 3                       exercise 3: pytest's report of the first failure
+    python assignment/grade.py 3                       exercise 3, up to its first failure
     python assignment/grade.py 1 3 4 --of FOLDER       three exercises of somebody else's copy
     python assignment/grade.py --of FOLDER --json results.json         in Gradescope's format
     python assignment/grade.py --of submissions/* --csv grades.csv     several, a row each
