@@ -106,6 +106,9 @@ def group(runs):
     return groups
 
 
+FOLLOW_FROM_OTHERS = ("vocab_size", "sha256")
+
+
 def labels(recipes):
     """A name for each recipe: the model's, and where several share it, what they differ in.
 
@@ -118,6 +121,8 @@ def labels(recipes):
         name = model_name(run["model"])
         namesakes = [other for other in runs if model_name(other["model"]) == name]
         for field, value in settings_of(run).items():
+            if field in FOLLOW_FROM_OTHERS:
+                continue
             values = [settings_of(other).get(field) for other in namesakes]
             if any(other != value for other in values):
                 name += f", {field} {value}"
@@ -587,9 +592,13 @@ def settings(groups, legend):
         sentences.append(words[0].upper() + words[1:] + ".")
     fewest, most = min(counts), max(counts)
     if most == 1:
-        return " ".join([*sentences, "One seed each."])
-    number = most if fewest == most else f"{fewest} to {most}"
-    return " ".join([*sentences, f"{number} seeds each.", legend])
+        sentences.append("One seed each.")
+    else:
+        number = most if fewest == most else f"{fewest} to {most}"
+        sentences += [f"{number} seeds each.", legend]
+    if any(run.get("chance") for run in runs):
+        sentences.append("Chance: a guess among all answers that make sense.")
+    return " ".join(sentences)
 
 
 def facts(run):

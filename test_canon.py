@@ -1422,7 +1422,7 @@ def test_words_of_several_tokens_are_joined_by_dots():
     assert [task.vocabulary[token] for token in tokens[:7]] == "<bos> 2. 1. 3. 1. 1 3.".split()
     assert task.decode(tokens) == text
     for text, unknown in (("<bos> 2.4.1", "4."), ("1 <eos>", "<eos>"), ("1.1 1.7", "7")):
-        with pytest.raises(ValueError, match=f"^'{unknown}' is no word of depo2$"):
+        with pytest.raises(ValueError, match=f"^'{unknown}' is not a word of depo2$"):
             task.encode(text)
 
 
