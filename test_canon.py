@@ -2492,7 +2492,7 @@ def test_only_a_second_ctrl_c_kills(world, names, kills, monkeypatch, capfd):
     finally:
         signal.signal(signal.SIGINT, before)
     assert stop.requested == numbers[0]
-    assert capfd.readouterr().err.count("train.py: stopping after this step") == 1
+    assert capfd.readouterr().err.count("train.py: saving, then stopping") == 1
 
 
 posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX signals")
