@@ -124,9 +124,10 @@ class Task:
                 text.extend(document, room)
                 if len(text.tokens) == batch_size * width:
                     break
-            missing = batch_size - len(text.tokens) // width
-            documents_per_window = width / (drawn_tokens / drawn_documents) + 1  # a guess
-            count = int(1.1 * (missing * documents_per_window)) + 8
+            # About as many as are still missing, and some more.
+            windows_missing = batch_size - len(text.tokens) // width
+            documents_per_window = width / (drawn_tokens / drawn_documents) + 1
+            count = int(1.1 * (windows_missing * documents_per_window)) + 8
         tokens = np.array(text.tokens, dtype=np.int64)
         return tokens.reshape(batch_size, width), text.mask().reshape(batch_size, width)
 
@@ -974,9 +975,14 @@ PERSON = NAMES | FACTS
 COLUMNS = [*PERSON, "work city"]  # a person's tokens; the work city follows from the employer
 POSSIBLE_NAMES, POSSIBLE_FACTS = math.prod(NAMES.values()), math.prod(FACTS.values())
 
-BIOGRAPHY = ["<bos>", *NAMES, "word", "word", "word", "month", "day", "year"]
-for fact in COLUMNS[7:]:
-    BIOGRAPHY += ["pronoun", "word", "word", "word", fact]
+THREE_WORDS = ["word", "word", "word"]
+BIOGRAPHY = ["<bos>", "first name", "middle name", "last name", *THREE_WORDS]
+BIOGRAPHY += ["month", "day", "year"]
+BIOGRAPHY += ["pronoun", *THREE_WORDS, "birth city"]
+BIOGRAPHY += ["pronoun", *THREE_WORDS, "university"]
+BIOGRAPHY += ["pronoun", *THREE_WORDS, "major"]
+BIOGRAPHY += ["pronoun", *THREE_WORDS, "employer"]
+BIOGRAPHY += ["pronoun", *THREE_WORDS, "work city"]
 WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
 FACT_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
 FACT_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in FACT_PLACES]
@@ -1004,8 +1010,9 @@ class Capo(Task):
         self.vocabulary = [""] + values + words + ["<bos>"]
         self.first_word, self.bos = 1 + len(values), 1 + len(values) + len(words)
         # six sentences, ten wordings of each, three of 50 words in each, no two the same
-        numbers = np.random.default_rng(0).choice(50**3, (6, 10, 1), replace=False)
-        self.wordings = self.first_word + numbers // [50**2, 50, 1] % 50
+        numbers = np.random.default_rng(0).choice(50**3, (6, 10), replace=False)
+        three_words = np.unravel_index(numbers, (50, 50, 50))
+        self.wordings = self.first_word + np.stack(three_words, axis=-1)  # (6, 10, 3)
         self.lives = (self.block_size + 1) // len(BIOGRAPHY)  # biographies in a window
 
     def steps(self, batch_size):
@@ -1080,12 +1087,13 @@ def draw_people(seed, N):
     counts = np.array(list(PERSON.values()))
     people = rng.integers(0, counts, (N, len(counts)))
     names = rng.choice(POSSIBLE_NAMES, N, replace=False)
-    people[:, :3] = np.stack(np.unravel_index(names, counts[:3]), 1)
+    people[:, :3] = np.stack(np.unravel_index(names, counts[:3]), axis=1)
     # each employer is in one of the birth cities, the same in all worlds
     cities = np.random.default_rng(0).integers(0, PERSON["birth city"], PERSON["employer"])
-    people = np.column_stack([people, cities[people[:, COLUMNS.index("employer")]]])
-    first = np.cumsum([1, *counts[:-1]])  # tokens
-    return people + np.append(first, first[COLUMNS.index("birth city")])
+    work_cities = cities[people[:, COLUMNS.index("employer")]]
+    first_tokens = np.cumsum([1, *counts[:-1]])  # of each column: its value 0
+    first_city = first_tokens[COLUMNS.index("birth city")]
+    return np.column_stack([people + first_tokens, work_cities + first_city])
 
 
 @functools.lru_cache(maxsize=2)
