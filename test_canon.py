@@ -2675,7 +2675,10 @@ class TwoOptimizers:
     def __init__(self, model):
         blocks = [p for p in model.blocks.parameters() if p.dim() == 2]
         rest = [p for p in model.parameters() if not any(p is other for other in blocks)]
-        self.both = [torch.optim.SGD(blocks, lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
+        self.both = [
+            torch.optim.SGD(blocks, lr=0.1, momentum=0.9),
+            torch.optim.AdamW(rest, lr=0.01),
+        ]
         self.param_groups = self.both[0].param_groups + self.both[1].param_groups
 
     def step(self):
@@ -4215,7 +4218,7 @@ def test_holes_are_blank_between_their_comments(open_ones):
                 assert blank.strip() == f'raise NotImplementedError("exercise {number}")'
                 assert end.strip() == "# end of exercise"
                 found.append(number)
-        assert text.count("# end of exercise") == text.count("raise NotImplementedError(\"exer")
+        assert text.count("# end of exercise") == text.count('raise NotImplementedError("exer')
         without_comments = re.sub(r" +# (end of )?exercise.*\n", "", solved)
         assert make.students_text(solved, []) == without_comments
     assert {*found} == {*open_ones}
@@ -4591,7 +4594,9 @@ def test_canon_in_a_llama_as_in_readme():
     norm, canon = first.post_attention_layernorm
     assert torch.equal(first.post_attention_layernorm(x), canon(norm(x)))
     undecayed, decayed = names["optimizer"].param_groups
-    assert undecayed["weight_decay"] == 0 and len(undecayed["params"]) == len(decayed["params"]) == 4
+    assert (
+        undecayed["weight_decay"] == 0 and len(undecayed["params"]) == len(decayed["params"]) == 4
+    )
     assert all(weight.shape == (4, 6) for weight in undecayed["params"])
 
 
