@@ -2313,10 +2313,29 @@ def test_workers_and_compile_change_nothing(here, monkeypatch):
     monkeypatch.setattr(train, "can_compile_on_cpu", lambda: True)
     train.main(tiny("--steps 20 --canon abcd", "plain"))
     fancy = tiny("--steps 20 --canon abcd --workers 2", "fancy")
-    fancy.remove("--no-compile")  # on a CPU compiling is the default, where it can work
+    fancy[fancy.index("--no-compile")] = "--compile"
     train.main(fancy)
     a, b = ([line["loss"] for line in logged(out)[:-1]] for out in ("plain", "fancy"))
     assert len(compiled) == 1 and a == pytest.approx(b, abs=1e-3)
+
+
+@parametrize(
+    "flags, compiled",
+    [
+        ("--task depo0", True),
+        ("--task text", True),
+        ("--task copy", False),  # a run of seconds
+        ("--task copy --steps 200000", True),
+        ("--task depo0 --no-compile", False),
+        ("--task copy --compile", True),
+    ],
+)
+def test_long_runs_are_compiled(flags, compiled, monkeypatch):
+    monkeypatch.setattr(train, "can_compile_on_cpu", lambda: True)
+    words = f"{flags} --preset nano --canon abcd --device cpu".split()
+    options, _ = train.read_command_line(words)
+    resumed, _ = train.read_command_line([*words, "--resume"])
+    assert options.compile == resumed.compile == compiled
 
 
 @parametrize(
@@ -4011,7 +4030,7 @@ def test_a_submission_is_graded_by_our_tests(ends, monkeypatch, capsys):
 
 # ---- 8. benchmarks/ --------------------------------------------------------
 
-BENCHMARKS = {"generators": len(tasks.TASKS), "convolution": 3, "step": 3, "mixers": 7}  # rows
+BENCHMARKS = {"generators": len(tasks.TASKS), "convolution": 3, "step": 6, "mixers": 7}  # rows
 if kernels.triton is not None:
     major, minor = kernels.triton.__version__.split(".")[:2]
     if (int(major), int(minor)) >= (3, 3):
