@@ -103,7 +103,8 @@ class Config:
         return any(MIXERS[name].attends for name in self.mixers)
 
     def require_between(self, field, low, high):
-        if not low <= getattr(self, field) <= high:
+        value = getattr(self, field)
+        if not isinstance(value, int) or not low <= value <= high:
             self.refuse(field, f"allowed: {low} to {high}")
 
     def require_default(self, field, reason):
@@ -143,9 +144,10 @@ def canon_by_hand(x, weight):
 class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
 
-    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT draws
-    the matrices of all its Linear layers from normal(0, 0.02). Canon weights that small would add
-    next to nothing of a token's neighbours, so they are a bare Parameter, which it leaves alone.
+    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT
+    redraws the weights of all Linear layers from normal(0, 0.02). At that size a Canon layer would
+    add almost nothing of the neighbours. So its weights are a bare Parameter, which CanonGPT does
+    not redraw.
     """
 
     def __init__(self, width, config):
@@ -166,9 +168,10 @@ class Canon(nn.Module):
         return x + y if self.residual else y
 
 
-# To write text token by token, a model reads a *stream*: a sequence in pieces of any length. A Canon
-# layer then needs the last three inputs of the piece before. Each layer keeps what it needs in one
-# dict, `state`, which starts empty and is passed to every layer: state[layer] is that layer's own.
+# To write text token by token, a model reads a *stream*: a sequence in pieces of any length. Each
+# layer keeps what it needs of earlier pieces in one dict, `state`, which starts empty and is passed
+# to every layer: state[layer] is that layer's own. A Canon layer keeps its last three inputs,
+# attention its keys and values, a recurrence its matrix, and the model how many tokens it has read.
 
 
 def tail_of_stream(layer, x, n, state):
@@ -194,10 +197,11 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry, for --canon-type (examples/gated.py shows one): a class
-# with the constructor (width, config) whose forward(x, state) keeps the shape, looks back only, and
-# keeps what it needs in a stream in state[self], for example by `tail_of_stream`. CanonGPT draws the
-# weights of Linear layers anew, in your class, too; weights with a start of their own are Parameters.
+# A Canon layer of your own is one more entry, for --canon-type; examples/gated.py is one. It is a
+# class with the constructor (width, config). Its forward(x, state) keeps the shape and looks back
+# only. In a stream it keeps what it needs in state[self], for example by `tail_of_stream`. CanonGPT
+# redraws the weights of Linear and Embedding layers and zeroes their biases, also inside your class.
+# To choose a start yourself, use a bare nn.Parameter.
 CANONS = {"conv": Canon}
 
 
@@ -326,8 +330,8 @@ class Mixer(nn.Module):
 
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
-    In a stream it keeps what it needs in state[self]. Canon layers of your own (section 2) say what
-    happens to initial weights.
+    In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
+    weights CanonGPT redraws.
     """
 
     size = 4  # its parameters in D^2; the MLP gets what is left of a block's 12 D^2
@@ -356,7 +360,7 @@ class Attention(Mixer):
         super().__init__()
         D, self.n_head = config.d_model, config.n_head
         self.qkv = nn.Linear(D, 3 * D, bias=False)
-        self.canon = canon_at("b", 3 * D, config)
+        self.canon = canon_at("b", 3 * D, config)  # Canon-B
         self.out = nn.Linear(D, D, bias=False)
         self.positions = POSITIONS[config.pos](config)
 
@@ -367,8 +371,9 @@ class Attention(Mixer):
         """
         # exercise 5
         B, T, D = x.shape
-        # Canon-B comes before rotary. Rotary turns channels in pairs, and Canon weighs each channel
-        # on its own. In the other order, q_i . k_j would no longer depend on i - j alone.
+        # Canon-B comes before rotary, so that positions enter q_i . k_j only as i - j. Rotary turns
+        # channels in pairs. After it, Canon would weigh the two channels of a pair differently, and
+        # then the absolute positions i and j would matter.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
@@ -416,7 +421,7 @@ MLPS = {  # activation, and whether a gate is multiplied in
 class MLP(nn.Module):
     """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
 
-    size  its parameters in D^2. Beside attention 8: width 8D/3 if gated, 4D if standard
+    size  its parameters in D^2. Next to attention it is 8, so the width is 8D/3 if gated, else 4D
     """
 
     def __init__(self, config, size):
@@ -433,7 +438,7 @@ class MLP(nn.Module):
             width = size * D // matrices
             up_width = width
         self.up = nn.Linear(D, up_width, bias=False)
-        self.canon = canon_at("d", up_width, config)
+        self.canon = canon_at("d", up_width, config)  # Canon-D
         self.down = nn.Linear(width, D, bias=False)
 
     def forward(self, x, state=None):
@@ -449,7 +454,7 @@ class MLP(nn.Module):
 
 
 def at_least_float32(x):
-    """x in float32, or float64 if it is: bfloat16 is too coarse for mean squares and long decays."""
+    """x in float32, or float64 if it is: bfloat16 is too coarse for means and long decays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -507,9 +512,7 @@ class CanonGPT(nn.Module):
         state = {}
         logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
 
-    The logits are those of the whole sequence at once. In `state`, a Canon layer keeps its last
-    three inputs, attention its keys and values, a recurrence its matrix, and the model how many
-    tokens it has read.
+    The logits are those of the whole sequence at once. Section 2 says what `state` holds.
     """
 
     def __init__(self, config):
@@ -522,7 +525,7 @@ class CanonGPT(nn.Module):
             self.blocks.append(Block(config, mixer))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        # Canon layers and other convolutions are bare Parameters, so they keep their own start.
+        # Weights of convolutions are bare Parameters, so they keep their own start.
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -813,9 +816,10 @@ def from_chunks(o, T, dtype):
 def chunked_linear_attention(
     q, k, v, log_decay, beta=None, state=None, chunk=64, return_state=True
 ):
-    """`linear_recurrence` in chunks: same arguments, same result, time and memory linear in T.
+    """`linear_recurrence` in chunks: same arguments (T >= 1), same result. Time and memory are linear
+    in T.
 
-    chunk         tokens per chunk at most; rounded up to a power of two for a decay per channel
+    chunk         the most tokens per chunk; for a decay per channel, the next power of two
     return_state  whether the last state is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and the state stay in float32.
@@ -918,14 +922,8 @@ class LinearMixer(Mixer):
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
-        # Milliseconds of one core, forward and backward, not compiled, by chunk (2026-11-24):
-        #
-        #                                     16     32     64
-        #     Mamba2, K V = 512,  4 x 512     36     36     64
-        #     GLA,          128,  4 x 512     13     14     16
-        #     DeltaNet,   1,152,  4 x 512            14     18
-        #     Mamba2,     6,144,  1 x 1,024          95     75
-        #     DeltaNet,  18,432,  1 x 1,024         183    128
+        # Chunks of 32 are faster where K V is small, those of 64 where it is large
+        # (benchmarks/README.md has the times).
         T, K, V = v.shape[1], k.shape[3], v.shape[3]
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
@@ -969,7 +967,7 @@ class GLA(LinearMixer):
     def forward(self, x, state=None):
         D = x.shape[-1]
         qkv = self.canon(self.qkv(x), state)
-        if self.conv is not None:  # after Canon-B, should both be on (our choice)
+        if self.conv is not None:  # after Canon-B, if both are on (our choice)
             qkv = self.conv(qkv, state)
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
         # the decay is sigmoid(..)^(1/16): near 1, so that memory is long

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 import runs as run_folders
 from canon_gpt import Canon
-from tasks import score_text
+from tasks import SAMPLES, score_text
 
 # ---- 1. What a run is called -----------------------------------------------
 
@@ -295,9 +295,10 @@ def dash_of(model):
 
 
 def curves(groups, scores=None, title=None, below=None):
-    """Scores against training steps, a panel a score: each run thin, their median thick."""
+    """Scores against training steps, one panel per score: each run thin, their median thick."""
     scores = scores or score_names(groups)
-    below = below or settings(groups, "Thick lines: medians; thin lines: single seeds.")
+    legend = "Thick lines: medians; thin lines: single seeds."
+    below = below or settings(groups, legend) + about_chance(groups, scores)
     height = max(2.8, 0.26 * len(groups) + 0.8)  # the labels stand one above the other
     figure, axes = make_grid(len(scores), 3, height, title or default_title(groups), below)
     ends = [draw_curves(axis, groups, score) for axis, score in zip(axes, scores)]
@@ -361,7 +362,7 @@ def draw_curves(axis, groups, score):
 
 
 def median_curve(runs, score):
-    """{step: median over the runs}, until every run with this score has finished."""
+    """{step: median over the runs}, at the steps that every run with this score has reached."""
     lines = [values_by_step(run, score) for run in runs]
     lines = [line for line in lines if line]
     if not lines:
@@ -412,9 +413,10 @@ def spread(heights, gap):
 
 
 def bars(groups, scores=None, title=None, below=None):
-    """The last scores, a panel a score, a row a model: the bar is the median, a dot is a run."""
+    """The last scores, a panel for each score and a row for each model: bars are medians, dots runs."""
     scores = scores or score_names(groups)
-    below = below or settings(groups, "Bars and numbers: medians; dots: single seeds.")
+    legend = "Bars and numbers: medians; dots: single seeds."
+    below = below or settings(groups, legend) + about_chance(groups, scores)
     height = 0.8 + 0.32 * len(groups)
     figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
     for axis, score in zip(axes, scores):
@@ -596,9 +598,14 @@ def settings(groups, legend):
     else:
         number = most if fewest == most else f"{fewest} to {most}"
         sentences += [f"{number} seeds each.", legend]
-    if any(run.get("chance") for run in runs):
-        sentences.append("Chance: a guess among all answers that make sense.")
     return " ".join(sentences)
+
+
+def about_chance(groups, scores):
+    """What the line named "chance" is, if there is one."""
+    if all(chance_of(groups, score) is None for score in scores):
+        return ""
+    return " Chance: a guess among all answers that make sense."
 
 
 def facts(run):
@@ -667,7 +674,7 @@ def inside(folder):
     A sharp head puts most of its attention on one token. ValueError if there is nothing to draw.
     """
     task, model = run_folders.load_model(folder)
-    documents = task.documents(np.random.default_rng(0), 100)
+    documents = task.documents(np.random.default_rng([0, SAMPLES]), 100)
     document = min(documents, key=lambda document: abs(len(document.tokens) - 28))
     words = [task.vocabulary[token] for token in document.tokens]
     rows = rows_before_targets(document)

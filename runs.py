@@ -128,14 +128,14 @@ class Run:
         run = Run(folder, about, resume=True)
         step, seconds = run.restore(model, optimizer, steps)
 
-    about   what config.json will hold, the parts in RECIPE among it
+    about   what config.json will hold, the parts in RECIPE_PARTS among it
     writes  False in all but the first process of torchrun: these only restore
     Raises RunError if the folder holds something else, or another process trains in it.
     """
 
     def __init__(self, folder, about, resume=False, writes=True):
         self.folder, self.writes = Path(folder), writes
-        self.recipe = {part: about[part] for part in RECIPE}
+        self.recipe = {part: about[part] for part in RECIPE_PARTS}
         self.lines = []  # the log, dicts
         self.log_file = None
         if resume and not (self.folder / "ckpt.pt").exists():
@@ -195,7 +195,7 @@ class Run:
             raise RunError(one_line(f"{self.folder}/ckpt.pt does not fit: {error}")) from None
         self.lines = [json.loads(line) for line in saved["log"]]
         if self.writes:
-            self.log_file.truncate(0)  # later lines, which training will write again
+            self.log_file.truncate(0)  # training writes the lines after the checkpoint again
             self.append("".join(line + "\n" for line in saved["log"]))
         return saved["step"], saved["seconds"]
 
@@ -230,7 +230,7 @@ class Run:
 
 
 # The parts of config.json that make a run what it is. --resume must find them unchanged.
-RECIPE = ("task", "model", "training", "dtype", "seed", "eval_size")
+RECIPE_PARTS = ("task", "model", "training", "dtype", "seed", "eval_size")
 
 
 def recipe_differences(old, new, name=""):

@@ -21,19 +21,17 @@ import numpy as np
 import torch
 
 from runs import RunError, load_model
-from tasks import device_of
-
-SAMPLES = 4  # part of the seed: the instances are neither those of training nor of evaluation
+from tasks import SAMPLES, device_of
 
 
-def answered(task, model, seed, temperature=0.0, colour=False):
+def answered(task, model, seed, temperature=0.0, in_colour=False):
     """One instance of the task in words, with the model's answers in it.
 
     task, model   as `runs.load_model` returns them
     temperature   0 takes the likeliest tokens, 1 samples
-    colour        for a terminal: right answers in green, wrong ones in red
+    in_colour     for a terminal: right answers in green, wrong ones in red
     """
-    rng = np.random.default_rng([seed, SAMPLES])
+    rng = np.random.default_rng([seed, SAMPLES])  # neither training's nor evaluation's instances
     (document,) = task.documents(rng, 1)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     text, shown = "", 0
@@ -46,12 +44,12 @@ def answered(task, model, seed, temperature=0.0, colour=False):
         text += task.decode(document.tokens[shown:start]) + task.space
         verdict = task.is_right(document, (start, end), answer)
         if verdict is None:  # there is no right or wrong
-            text += painted(f"[{task.decode(answer)}]", GREEN, colour)
+            text += f"[{task.decode(answer)}]"
         elif verdict:
-            text += painted(f"[{task.decode(answer)} ✓]", GREEN, colour)
+            text += painted(f"[{task.decode(answer)} ✓]", GREEN, in_colour)
         else:
             both = f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
-            text += painted(both, RED, colour)
+            text += painted(both, RED, in_colour)
         text += task.space
         shown = end
     return text + task.decode(document.tokens[shown:])
@@ -67,8 +65,8 @@ def go_on(model, tokens, length, stop, temperature, generator):
 GREEN, RED = "\033[32m", "\033[31m"
 
 
-def painted(text, colour_code, colour):
-    return f"{colour_code}{text}\033[0m" if colour else text
+def painted(text, colour, in_colour):
+    return f"{colour}{text}\033[0m" if in_colour else text
 
 
 def wrapped(text):
@@ -142,7 +140,7 @@ def main(argv=None):
     args = read_command_line(argv)
     if args.program is not None:
         runpy.run_path(str(args.program), run_name="program")
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     try:
         task, model = load_model(args.run)
         if args.prompt is not None:
@@ -150,7 +148,7 @@ def main(argv=None):
             print(wrapped(text))
             return
         for number in range(args.count):
-            text = answered(task, model, args.seed + number, args.temperature, colour)
+            text = answered(task, model, args.seed + number, args.temperature, in_colour)
             print(wrapped(text), end="\n\n")
     except (RunError, ValueError, OSError) as error:
         fail(error)

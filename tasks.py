@@ -6,8 +6,9 @@ real text, asks for all at once. A task draws documents, marks the targets in th
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
-Every step draws new documents, so many that a model can't learn them by heart (only Capo asks for
-that; the smallest Mano lets it).
+Most tasks draw new documents at every step, so many that a model can't learn them by heart. Capo
+repeats its people on purpose, long runs read a text many times, and the smallest Mano has few
+expressions.
 
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
 (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the table
@@ -37,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 # row, each opened by <bos> (our choice). A document counts as right if the model predicts all of
 # its targets.
 
-TRAIN, EVAL, PEOPLE, MEETINGS = range(4)  # independent random streams: parts of the seeds
+TRAIN, EVAL, PEOPLE, MEETINGS, SAMPLES = range(5)  # independent random streams: parts of seeds
 ROWS = 32  # how many documents a model reads at a time when it is scored
 
 
@@ -83,7 +84,8 @@ class Task:
 
     It defines `documents`; `meaning`, one line about them; `vocabulary`, what each token stands for
     (token 0 is padding); and, if it scores otherwise, `evaluate` and `scores`. The defaults of its
-    constructor's arguments are its usual sizes. make_task adds `name` and `settings`.
+    constructor's arguments are its usual sizes. train.py has options for the arguments of our
+    tasks, such as N; one of another name needs an option there. make_task adds `name` and `settings`.
     """
 
     scores = {"sequences": "share", "tokens": "share"}  # {score: unit}, of what evaluate returns
@@ -113,7 +115,7 @@ class Task:
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1
-        text = Document()  # all windows, one behind the other
+        text = Document()  # all windows, one after the other
         drawn_documents, drawn_tokens = 0, 0
         count = 2 * batch_size
         while len(text.tokens) < batch_size * width:
@@ -132,7 +134,8 @@ class Task:
         return tokens.reshape(batch_size, width), text.mask().reshape(batch_size, width)
 
     def evaluate(self, model, seed, n):
-        """{score: float} on n fresh documents: the shares of documents and targets got right."""
+        """{score: float} on n documents, the same at each evaluation of a run: the shares of whole
+        documents and of single targets that are right."""
         documents = list(self.documents(np.random.default_rng([seed, EVAL]), n))
         right = self.right_tokens(model, [document.tokens for document in documents])
         whole, tokens = [], []
@@ -167,7 +170,7 @@ class Task:
         return document.targets
 
     def is_right(self, document, span, answer):
-        """Whether these tokens are right in place of the span. None: no answer is right or wrong."""
+        """Whether these tokens are right in place of the span. None: there is no right or wrong."""
         start, end = span
         return answer == document.tokens[start:end]
 
@@ -186,7 +189,7 @@ class Task:
 
 
 def padded(texts):
-    """Lists of tokens as rows, zeros behind: int64, (texts, longest)."""
+    """Lists of tokens as rows, zeros after: int64, (texts, longest)."""
     return pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
 
 
@@ -203,8 +206,9 @@ def share(outcomes):
 #     <bos> 4 3 1 2 <query> [4 3 1 2]
 #
 # To copy, find where the last token stood before and take its right neighbour.
-# Attention alone needs two layers, or a far wider one: one tells every token its
-# left neighbour, the next looks one up. A Canon layer can do the first.
+# Attention alone needs two layers, or a far wider one: the first tells every token
+# its left neighbour, the second finds the token whose left neighbour is the one just
+# written. A Canon layer can take the place of the first.
 
 
 class Copy(Task):
@@ -324,12 +328,12 @@ class Depo0(Depo):
 
 class Depo1(Depo):
     def __init__(self, N=5, K=2, V=50, word_len=(1, 2), block_size=52):
-        super().__init__(N, K, V, word_len, False, block_size)
+        super().__init__(N, K, V, word_len, separator=False, block_size=block_size)
 
 
 class Depo2(Depo):
     def __init__(self, N=5, K=2, V=3, word_len=(5, 7), block_size=152):
-        super().__init__(N, K, V, word_len, False, block_size)
+        super().__init__(N, K, V, word_len, separator=False, block_size=block_size)
 
 
 def draw_sizes(rng, count, N):
@@ -555,7 +559,7 @@ class Brevo(Task):
         """What the model writes after prompts of one length: lists of tokens."""
         texts = []
         for rows in torch.tensor(prompts, device=device_of(model)).split(4 * ROWS):
-            whole = model.generate(rows, longest, 0.0, self.eos)
+            whole = model.generate(rows, longest, temperature=0.0, stop=self.eos)
             texts += whole[:, rows.shape[1] :].tolist()
         return texts
 
@@ -633,7 +637,7 @@ def depth_of(parents, q):
 #
 # Arithmetic modulo 23 in prefix notation, in the head: the tables of + - * are
 # knowledge, to be learnt and then applied several times over. All tokens are
-# targets. Short expressions are few and come again.
+# targets. Short expressions are few and come up again.
 
 
 class Mano(Task):
@@ -804,7 +808,7 @@ class Grammar:
                 longest.append(sum(self.longest[part] for part in rule))
             self.mean[symbol], self.longest[symbol] = np.mean(means), max(longest)
 
-        # The rules as tables, for `sample`: how many a symbol has, and their parts, zeros behind.
+        # The rules as tables, for `sample`: how many a symbol has, and their parts, zeros after.
         most_choices = max(len(choices) for choices in self.rules.values())
         most_parts = max(max(map(len, choices)) for choices in self.rules.values())
         self.choices = np.zeros(self.root + 1, dtype=np.int64)
@@ -830,7 +834,7 @@ class Grammar:
     def chart(self, tokens, scale=2.1):
         """How likely each prefix is with each next token, or the end, behind it.
 
-        tokens    (B, T) int64, a sentence a row, zeros behind it
+        tokens    (B, T) int64, a sentence a row, zeros after it
         returns   (B, T + 1, 4) float64 (float32 on MPS): [b, t, v] is scale^t times the probability
                   that a sentence starts with row b's first t tokens and then has v (0: ends). The
                   scale, about 1 / P(a token), prevents underflow
@@ -911,7 +915,7 @@ class Lano(Task):
         generator = torch.Generator(device_of(model)).manual_seed(seed)
         parsed = 0
         for bos in torch.full((n, 1), self.bos, device=device_of(model)).split(4 * ROWS):
-            texts = model.generate(bos, self.block_size, 1.0, self.bos, generator)[:, 1:]
+            texts = model.generate(bos, self.block_size, stop=self.bos, generator=generator)[:, 1:]
             parsed += int(self.parses(texts).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
@@ -941,7 +945,7 @@ class Lano(Task):
         return torch.cat([self.grammar.chart(rows) for rows in tokens.split(few)])
 
     def answer_spans(self, document):
-        """The sentence behind <bos>."""
+        """The sentence after <bos>."""
         return [(1, len(document.tokens))]
 
     def is_right(self, document, span, answer):
@@ -1013,11 +1017,11 @@ class Capo(Task):
         numbers = np.random.default_rng(0).choice(50**3, (6, 10), replace=False)
         three_words = np.unravel_index(numbers, (50, 50, 50))
         self.wordings = self.first_word + np.stack(three_words, axis=-1)  # (6, 10, 3)
-        self.lives = (self.block_size + 1) // len(BIOGRAPHY)  # biographies in a window
+        self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
     def steps(self, batch_size):
         """The training steps in which everybody is met `exposures` times."""
-        return math.ceil(self.exposures * self.N / (batch_size * self.lives))
+        return math.ceil(self.exposures * self.N / (batch_size * self.lives_per_window))
 
     def biographies(self, rng, seed, who):
         """These people's lives in new words: tokens, (len(who), 35) int64."""
@@ -1034,9 +1038,9 @@ class Capo(Task):
         return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
-        """As in all tasks, but windows hold whole biographies, zeros behind, and everybody comes
+        """As in all tasks, but windows hold whole biographies, zeros after, and everybody comes
         once an epoch."""
-        meetings = batch_size * self.lives
+        meetings = batch_size * self.lives_per_window
         epochs, places = np.divmod(np.arange(step * meetings, (step + 1) * meetings), self.N)
         who = np.empty(meetings, dtype=np.int64)
         for epoch in range(epochs[0], epochs[-1] + 1):
@@ -1055,12 +1059,13 @@ class Capo(Task):
     @torch.no_grad()
     def evaluate(self, model, seed, n):
         """What the model knows, judged by n people: the shares of all there is to know of names and
-        of facts; bits; and bits/param.
+        of facts; bits; and bits/param. The seed must be the run's own, as people depend on it.
 
             bits = N log2(N0 / e^p1) + N log2(S0 / e^p2),  no term below zero    (paper Section 3)
 
-        Of N0 possible names and S0 possible facts, a person's cost p1 and p2 nats on average.
-        Embeddings of tokens that nobody has do not count as parameters.
+        There are N0 possible names and S0 possible sets of facts. A person's name costs the model
+        p1 nats on average, the facts p2. Embeddings of tokens that nobody has do not count as
+        parameters.
         """
         rng = np.random.default_rng([seed, EVAL])
         lives = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
@@ -1180,7 +1185,7 @@ class Text(Task):
         for rows in torch.from_numpy(self.held_out_windows(n)).split(ROWS):
             rows = rows.to(device)
             logits, _ = model(rows[:, :-1])
-            scored = slice(self.context - 1, None)  # logits[:, t] is for the byte after t + 1
+            scored = slice(self.context - 1, None)  # logits[:, t] has read t + 1 bytes
             nats = F.cross_entropy(
                 logits[:, scored].float().mT, rows[:, 1:][:, scored], reduction="none"
             )

@@ -2959,13 +2959,22 @@ def test_a_full_disk_leaves_the_last_checkpoint(ends, monkeypatch):
 
 def test_the_log_grows_by_a_line_at_a_time(here):
     """And a line that was written is not written again, until --resume."""
-    recipe = dict.fromkeys(run_folders.RECIPE)
+    recipe = dict.fromkeys(run_folders.RECIPE_PARTS)
     run = run_folders.Run("run", recipe)
     path, sizes = Path("run/metrics.jsonl"), []
     for step in range(3):
         run.log({"step": step})
         sizes.append(path.stat().st_size)
     assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n' and sizes == [12, 24, 36]
+
+
+def test_a_text_of_ones_own_makes_a_plain_name(tmp_path):
+    path = tmp_path / "my.text.txt"
+    path.write_bytes(bytes(range(256)) * 700)
+    options, _ = train.read_command_line(
+        ["--task", "text", "--preset", "nano", "--text", str(path)]
+    )
+    assert options.out == Path("out/text_nano_rope_bare_text=my.text_s0")
 
 
 def test_run_names_tell_runs_apart():
@@ -3435,7 +3444,7 @@ def test_attention_maps_are_the_weights_of_attention():
 
 def test_inside_draws_the_sharpest_heads_and_the_canon_weights(new_folder):
     task, model = write_untrained_model("run", n_layer=3, pos="nope", canon="ad")
-    (document,) = task.documents(default_rng(0), 1)
+    (document,) = task.documents(default_rng([0, tasks.SAMPLES]), 1)
     assert len(document.tokens) == 10  # <bos>, four numbers, <query>, four numbers
     maps = plot.attention_maps(model, document.tokens[:-1])
     sharpness = {place: weights[5:9].max(dim=1).values.mean() for place, weights in maps.items()}
@@ -4509,7 +4518,7 @@ def test_the_handout_is_about_these_exercises():
         assert f"python assignment/grade.py {number}\n" in section
         for group in exercise.groups:
             assert f"{group.name} {group.points}" in section, (number, group.name)
-        for part in ("**By hand.**", "**Rules.**", "**Hints.**", "**Goes wrong.**"):
+        for part in ("**Worked example.**", "**Rules.**", "**Hints.**", "**Pitfalls.**"):
             assert part in section, (number, part)
     assert sum(exercise.points for exercise in grade.EXERCISES.values()) == 60
     for command in re.findall(r"^ *python train.py (.+)$", text, re.MULTILINE):

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
 from kernels import gpu_has_bfloat16
-from runs import RECIPE, Run, RunError
+from runs import RECIPE_PARTS, Run, RunError
 from sample import answered, wrapped
 from tasks import ALIASES, TASKS, make_task, require_range, score_text
 
@@ -50,8 +50,8 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # and of how many
 # ---- 1. Recipes and presets ------------------------------------------------
 #
 # A recipe is everything that makes a run what it is. A preset scales a task, its model and the
-# training together: `nano` for two CPU cores and minutes, `small` for one GPU and minutes (only
-# Copy's is measured), `paper` for the paper's own numbers (Depo0, our addition, has Depo1's).
+# training together: `nano` for two CPU cores and minutes, `small` for one GPU (where it has not run
+# yet), `paper` for the paper's own numbers (Depo0, our addition, has Depo1's).
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Recipe:
     def as_dict(self):
         """As JSON gives it back: tuples are lists."""
         whole = dataclasses.asdict(self)
-        return json.loads(json.dumps({part: whole[part] for part in RECIPE}))
+        return json.loads(json.dumps({part: whole[part] for part in RECIPE_PARTS}))
 
 
 TINY = dict(n_layer=1, n_head=2, d_model=16)
@@ -203,7 +203,8 @@ def make_recipe(parts, preset_name, dtype, seed=0, eval_size=EVAL_SIZE):
     if training.steps is None:  # Capo's follow from its exposures
         training.steps = task.steps(training.batch_size)
     sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
-    config = Config(**{**parts["model"], **sizes})
+    model = parts["model"] | sizes
+    config = Config(**model)
     return Recipe(preset_name, task.settings, vars(config), training, dtype, seed, eval_size)
 
 
@@ -243,12 +244,20 @@ def run_name(recipe, usual_dtype):
     if Config(**model).has_attention:
         words.append(model["pos"])
     words.append(model["canon"] or "bare")
-    words += differences(recipe.task, usual_task)
+    words += differences(without_which_text(recipe.task), without_which_text(usual_task))
     words += differences(model, usual.model)
     words += differences(vars(recipe.training), vars(usual.training))
     words += differences({"dtype": recipe.dtype}, {"dtype": usual_dtype})
     words.append(f"s{recipe.seed}")
     return "_".join(words)
+
+
+def without_which_text(task):
+    """A task's settings as a folder's name can hold them: of a text, its file's name only."""
+    short = {field: value for field, value in task.items() if field not in ("size", "sha256")}
+    if "text" in short:
+        short["text"] = Path(short["text"]).stem
+    return short
 
 
 def differences(mine, usual):
@@ -297,7 +306,7 @@ def end(message, status=2):
 
 def make_parser():
     parser = argparse.ArgumentParser(
-        description="Train one model on one task. Options that you leave out keep the preset's values.",
+        description="Train one model on one task. Options left out keep the preset's values.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -342,7 +351,7 @@ def make_parser():
     add("--lr", type=float, help="peak learning rate")
     add("--warmup", type=int, help="steps until the learning rate peaks")
     add("--schedule", help="after warm-up: cosine decay to a tenth of the peak, or linear to zero")
-    add("--weight-decay", type=float, help="of matrices")
+    add("--weight-decay", type=float, help="weight decay, of matrices only")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
     add("--eval-size", type=int, help=f"instances scored in an evaluation (default: {EVAL_SIZE})")
@@ -353,16 +362,15 @@ def make_parser():
     add("--resume", action="store_true", help="resume from ckpt.pt")
     add("--compile", action=on_off, help="torch.compile (default: where it works and pays)")
     add("--workers", type=int, help="processes that draw data (default: 4 on CUDA, else 0)")
-    add("--eval-every", type=int, help="steps between evaluations (default: a twentieth)")
+    add("--eval-every", type=int, help="steps between evaluations (default: a 20th of the run)")
     add("--grad-accum", type=int, default=1, help="parts of a batch: less memory, same training")
     return parser
 
 
-TASK_FLAGS = ("N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "text", "block_size")
-MODEL_FLAGS = ("mixer", "pos", "canon", "mlp", "n_layer", "n_head", "d_model", "short_conv")
-MODEL_FLAGS += ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen")
-MODEL_FLAGS += ("tie_embeddings",)
-TRAINING_FLAGS = ("steps", "batch_size", "lr", "warmup", "schedule", "weight_decay")
+TASK_FLAGS = ["N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "text", "block_size"]
+FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
+MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
+TRAINING_FLAGS = ["steps", "batch_size", "lr", "warmup", "schedule", "weight_decay"]
 
 
 def read_command_line(argv):
@@ -432,8 +440,9 @@ def read_recipe(args, device):
         rest = {"dtype": usual_dtype, "seed": 0, "eval_size": EVAL_SIZE}
     else:
         # Some values there follow from others, so a change of task or model could be half of one.
-        for flag in given(args, ("task", "preset", *TASK_FLAGS, *MODEL_FLAGS)):
-            name = flag.replace("_", "-")
+        flags = list(given(args, ["task", "preset"] + TASK_FLAGS + MODEL_FLAGS))
+        if flags:
+            name = flags[0].replace("_", "-")
             raise ValueError(f"config = {args.config}: sets task and model; leave --{name} out")
         parts = read_config(args.config)
         preset_name = parts["preset"]
@@ -463,8 +472,9 @@ def given(args, fields):
 def read_config(path):
     try:
         config = json.loads(path.read_text())
-        recipe = {part: config[part] for part in ("preset", *RECIPE)}
-        make_recipe(recipe, *(recipe[part] for part in ("preset", "dtype", "seed", "eval_size")))
+        recipe = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
+        rest = [recipe[part] for part in ("preset", "dtype", "seed", "eval_size")]
+        make_recipe(recipe, *rest)  # raises an error if a value does not fit
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config = {path}: holds no recipe: {error!r}") from None
     return recipe
@@ -496,7 +506,8 @@ def can_compile_on_cpu():
     """PyTorch 2.6 does not count: gcc 12 miscompiles the C++ that it writes."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    return torch.__version__ >= (2, 7) and header.exists() and compiler is not None
+    is_new_enough = torch.__version__ >= (2, 7)  # torch's version compares with tuples
+    return is_new_enough and header.exists() and compiler is not None
 
 
 # Seconds of one core of an Intel Xeon server, torch 2.13, measured by benchmarks/step.py. Compiling
@@ -510,7 +521,9 @@ SECONDS_SAVED = 100e-9
 def compiling_pays(recipe):
     """Whether a run on a CPU is long enough to win back the time that compiling takes.
 
-    Only the recipe decides, so that a run computes in one way, however often it is resumed.
+    Only the recipe decides, so that a run computes in one way, however often it is resumed. The
+    constants are attention's: linear mixers take up to three times as long to compile, and save more
+    per step.
     """
     model, training = recipe.model, recipe.training
     tokens = training.steps * training.batch_size * model["block_size"]
@@ -708,7 +721,10 @@ def for_training(model, options):
 
 
 def evaluate(task, model, recipe, batch, autocast, step):
-    """The model's scores. Ends the run if what the new weights compute is not finite."""
+    """The model's scores. Ends the run if what the new weights compute is not finite.
+
+    Scores would not show it: even logits that are NaN have a largest one.
+    """
     tokens, _, _ = batch[0]
     with autocast, torch.no_grad():
         logits, _ = model(tokens[:, :-1])
@@ -752,7 +768,7 @@ def announce(options, recipe, about):
     counts = about["parameters"]
     compiled = "not compiled"
     if options.compile:
-        compiled = "compiled: the first step takes about a minute"
+        compiled = "compiled: the first step takes a minute or two"
     print(options.out)
     for line in recipe_in_words(recipe):
         print(f"  {line}")
@@ -862,8 +878,8 @@ def stop_here(run, step, stop):
 
 # ---- 6. What it cost, and how it ends --------------------------------------
 
-# FLOP/s of dense bfloat16 products, from NVIDIA's data sheets
-PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
+# of dense bfloat16 products, from NVIDIA's data sheets
+FLOPS_PER_SECOND = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
 
 
 def costs_of(run, model, options, clock):
@@ -878,7 +894,7 @@ def costs_of(run, model, options, clock):
     }
     if options.device == "cuda":
         costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-        for gpu, peak in PEAKS.items():
+        for gpu, peak in FLOPS_PER_SECOND.items():
             if re.search(rf"\b{gpu}\b", torch.cuda.get_device_name()):
                 costs["mfu"] = round(flops_per_token(model) * rate / peak / WORLD, 4)
                 break

@@ -493,8 +493,8 @@ def each_point_helps_alone(runs):
     )
 
 
-@claim("R4", "A, B, C and D add up", "ablation", DEPO, before_the_runs=DEPO0)
-def points_add_up(runs):
+@claim("R4", "All four points beat any one", "ablation", DEPO, before_the_runs=DEPO0)
+def all_four_points_beat_any_one(runs):
     everywhere = runs("ABCD", "answers")
     return all_hold(
         above(everywhere, runs("A", "answers")),
