@@ -200,8 +200,8 @@ class NoCanon(nn.Module):
 # A Canon layer of your own is one more entry, for --canon-type; examples/gated.py is one. It is a
 # class with the constructor (width, config). Its forward(x, state) keeps the shape and looks back
 # only. In a stream it keeps what it needs in state[self], for example by `tail_of_stream`. CanonGPT
-# redraws the weights of Linear and Embedding layers and zeroes their biases, also inside your class.
-# To choose a start yourself, use a bare nn.Parameter.
+# redraws the weights of Linear and Embedding layers and zeroes their biases, in your class, too. To
+# choose a start yourself, use a bare nn.Parameter.
 CANONS = {"conv": Canon}
 
 
@@ -816,8 +816,8 @@ def from_chunks(o, T, dtype):
 def chunked_linear_attention(
     q, k, v, log_decay, beta=None, state=None, chunk=64, return_state=True
 ):
-    """`linear_recurrence` in chunks: same arguments (T >= 1), same result. Time and memory are linear
-    in T.
+    """`linear_recurrence` in chunks, for T >= 1: same arguments, same result. Time and memory are
+    linear in T.
 
     chunk         the most tokens per chunk; for a decay per channel, the next power of two
     return_state  whether the last state is wanted; otherwise None may be returned for it
