@@ -1317,7 +1317,7 @@ def test_evaluation_is_on_fresh_data(name, monkeypatch):
     def forward(tokens):
         return torch.zeros(*tokens.shape, task.vocab_size), None
 
-    def generate(tokens, *settings):
+    def generate(tokens, *settings, **named_settings):
         return tokens
 
     monkeypatch.setattr(np.random, "default_rng", recorded)
@@ -2016,7 +2016,7 @@ def test_lano_scores():
         missing = 9 - len(text)
         texts.append([4, *text] + [4] * missing)
 
-    def generate(tokens, max_new_tokens, temperature, stop, generator):
+    def generate(tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
         assert (tokens.tolist(), max_new_tokens, temperature, stop) == ([[4]] * 80, 9, 1, 4)
         return torch.tensor(texts)
 
