@@ -358,6 +358,8 @@ def draw_curves(axis, groups, score):
     if unit == "bits per byte":  # an untrained model needs 8: show the part where models differ
         last = [end.y for end in ends]
         axis.set_ylim(0.9 * min(last), 1.2 * max(last))
+        for line in axis.lines:
+            line.set_clip_on(True)
     return ends
 
 

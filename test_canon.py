@@ -3353,6 +3353,20 @@ def test_chance_is_drawn_where_all_runs_agree():
     assert has_chance(0.2, unit="nats") == [False, False]
 
 
+def test_curves_of_text_show_where_models_differ():
+    """Not the fall from 8 bits per byte, which dwarfs the differences."""
+    runs = []
+    for values in ((7.5, 2.0), (6.0, 1.0)):
+        run = toy_run(canon="a" if values[1] < 2 else "")
+        run["evals"] = [{"step": i, "eval": {"bits per byte": v}} for i, v in enumerate(values, 1)]
+        run["scores"] = {"bits per byte": "bits per byte"}
+        runs.append(run)
+    (axis,) = plot.curves({"without": runs[:1], "with": runs[1:]}).axes
+    assert axis.get_ylim() == pytest.approx((0.9, 2.4))
+    assert all(line.get_clip_on() for line in axis.lines)
+    assert "fewer are better" in axis.get_title("left")
+
+
 def test_nothing_guesses_a_unit_from_a_value():
     in_nats = {"RoPE": [toy_run((0.98,), unit="nats")]}
     of_ones_own = {"RoPE": [toy_run((0.98,), unit="apples")]}
