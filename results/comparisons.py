@@ -186,7 +186,7 @@ def tasks_title(groups):
 def text_title(groups):
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")
-    return f"Real text costs {rope} bits per byte with RoPE, {with_canon} with Canon, too"
+    return f"Real text costs RoPE {rope} bits per byte, and RoPE + Canon {with_canon}"
 
 
 def how_many_lifted(groups, model):
