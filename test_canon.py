@@ -4689,7 +4689,7 @@ def test_own_layers_stream(options):
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
     text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
-    shown = [(name, "nano") for name in ("copy", "depth", "fewer", "tasks", "mlp", "families")]
+    shown = [(name, "nano") for name in ("copy", "depth", "fewer", "tasks", "mlp", "families", "text")]
     for name, preset in (*shown, ("copy", "small")):
         with pytest.raises(SystemExit, match="0|False"):
             reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])
