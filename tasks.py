@@ -1212,6 +1212,9 @@ class Text(Task):
         return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
 
 
+WHICH_TEXT = ("size", "sha256")  # the settings that tell one text from another
+
+
 @functools.lru_cache(maxsize=2)
 def read_text(text):
     """The bytes of a file, or of the standard library: its .py files in alphabetical order."""

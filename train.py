@@ -39,7 +39,7 @@ from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Conf
 from kernels import gpu_has_bfloat16
 from runs import RECIPE_PARTS, Run, RunError
 from sample import answered, wrapped
-from tasks import ALIASES, TASKS, make_task, require_range, score_text
+from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text
 
 STOP = {signal.SIGINT, signal.SIGTERM}
 if hasattr(signal, "SIGHUP"):  # Windows has no such signal
@@ -254,7 +254,7 @@ def run_name(recipe, usual_dtype):
 
 def without_which_text(task):
     """A task's settings as a folder's name can hold them: of a text, its file's name only."""
-    short = {field: value for field, value in task.items() if field not in ("size", "sha256")}
+    short = {field: value for field, value in task.items() if field not in WHICH_TEXT}
     if "text" in short:
         short["text"] = Path(short["text"]).stem
     return short
@@ -314,7 +314,7 @@ def make_parser():
     on_off = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("task").add_argument
-    add("--task", help=", ".join([*TASKS, *ALIASES]))
+    add("--task", help=", ".join(TASKS | ALIASES))
     add("--preset", help="nano (the default without CUDA), small (with CUDA) or paper")
     add("--config", type=Path, help="repeat the recipe in a run's config.json")
     add("--N", type=int, help="numbers to copy; nodes of a graph; people")
@@ -432,7 +432,7 @@ def read_recipe(args, device):
     usual_dtype = "bfloat16" if has_bfloat16 else "float32"
     if args.config is None:
         if args.task is None:
-            raise ValueError(f"--task is required: {', '.join([*TASKS, *ALIASES])}")
+            raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
         preset_name = args.preset
         if preset_name is None:
             preset_name = "small" if device == "cuda" else "nano"

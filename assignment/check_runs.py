@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "results")]
+sys.path.insert(0, str(ROOT / "results"))
+sys.path.insert(0, str(ROOT))
 
 from claims import hops_mastered  # noqa: E402
 
@@ -72,10 +73,8 @@ def copy_with_and_without(runs):
     without = finished(runs, "copy", canon="", **size)
     with_canon = finished(runs, "copy", canon="abcd", **size)
     # results/README.md, Copy: 0% on three seeds, 100% on three seeds
-    return [
-        *check(without, "RoPE", copied, 0, 0.05),
-        *check(with_canon, "RoPE + Canon", copied, 0.9, 1),
-    ]
+    lines = check(without, "RoPE", copied, 0, 0.05)
+    return lines + check(with_canon, "RoPE + Canon", copied, 0.9, 1)
 
 
 def each_point_alone(runs):
@@ -118,7 +117,7 @@ def text(runs):
     if not (without and with_canon):
         return [Line(False, "text: needs a finished run without and one with Canon")]
     best = min(bits(last_scores(run)) for run in without)
-    # Here RoPE has 1.5 to 1.6 bits, RoPE + Canon 1.2 to 1.3.
+    # results/README.md, Text: RoPE 1.59 to 1.62 bits on three seeds, RoPE + Canon 1.29 to 1.37
     return check(with_canon, "RoPE + Canon, bits per byte", bits, 0, best - 0.1)
 
 

@@ -42,7 +42,7 @@ import runs as run_folders
 import train
 from claims import CLAIMS, LESS_IS_BETTER, NOT_RUN, RESULTS, SEEDS, with_made_scores
 from comparisons import COMPARISONS
-from tasks import make_task
+from tasks import WHICH_TEXT, make_task
 
 
 def fail(message):
@@ -122,9 +122,6 @@ def finished_runs(shipped=True):
     found, problems = run_folders.read_all(paths)
     finished = [with_made_scores(run) for run in found if run["seconds"] is not None]
     return on_one_text(finished), problems
-
-
-WHICH_TEXT = ("size", "sha256")
 
 
 def on_one_text(runs):
