@@ -2400,7 +2400,7 @@ def test_help_says_what_presets_set(capsys):
     with pytest.raises(SystemExit, match="0"):
         train.main(["--help"])
     text = capsys.readouterr().out
-    for words in ("nano sets:", "paper sets:", "depo0: N 10, K 4", "24,000 steps of 16 windows"):
+    for words in ("nano sets:", "paper sets:", "depo0: N 10, K 4", "12,000 steps of 32 windows"):
         assert words in text
 
 

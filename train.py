@@ -131,7 +131,7 @@ def preset(model, steps, batch_size, lr, warmup=1000, weight_decay=0.03, schedul
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
         "copy": preset(TINY, steps=2000, batch_size=32, lr=1e-2, warmup=200),
-        "depo0": preset(DEEP, steps=24_000, batch_size=16, lr=5e-3, warmup=300),
+        "depo0": preset(DEEP, steps=12_000, batch_size=32, lr=2.5e-3, warmup=300),
         "depo1": preset(NANO, steps=10_000, batch_size=32, lr=7e-3, warmup=300),
         "depo2": preset(NANO, steps=5000, batch_size=16, lr=5e-3, warmup=100),
         "brevo1": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300),

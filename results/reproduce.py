@@ -66,6 +66,7 @@ class Wanted:
 
 def words_for(comparison, task, model, flags):
     """train.py's words for a model on a task. flags: further ones, for all models alike."""
+    flags = comparison.recipes.get(task, "").split() + flags
     words = ["--task", task] + comparison.models[model].split() + flags
     if model in comparison.twice_the_steps:
         words += ["--steps", str(2 * usual_recipe(task, flags).training.steps)]
