@@ -7,8 +7,8 @@ weight per channel and distance:
 
 It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width d:
 
-    x - norm - [A] - q,k,v - [B] - rotary - attend - out - (+x)        widths: A d, B 3d
-    x - norm - [C] - gate,up - [D] - act(gate) * up - down - (+x)              C d, D 16d/3
+    x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)        widths: A d, B 3d
+    x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)        C d, D 16d/3
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 block, 7 model. Part II puts linear recurrences in attention's place, and Part I runs without it:
@@ -58,6 +58,7 @@ class Config:
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
+        # Checks, and fields that follow from others; skip them at first reading.
         for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
             self.require_between(field, 1, 2**20)
         self.require_between("canon_kernel", 2, 8)
@@ -80,7 +81,7 @@ class Config:
         if len(self.mixers) > self.n_layer:
             self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
         if not self.has_attention:
-            if self.pos not in ("rope", "nope"):
+            if self.pos not in ("rope", "nope"):  # "rope" is the default: nobody asked for it
                 self.refuse("pos", f"mixer {self.mixer} has no attention, so it takes no positions")
             self.pos = "nope"
         mixers = [MIXERS[name] for name in self.mixers]
@@ -118,9 +119,9 @@ class Config:
 # ---- 2. Canon --------------------------------------------------------------
 #
 # Attention can look anywhere, yet moving information one token to the right costs it a whole layer.
-# To go on after "Ada" as the text went on before, layer 1 must tell each token who stands left of
-# it; then layer 2 can search for the token after the earlier "Ada". A Canon layer does the first
-# with four weights per channel.
+# Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1 tells each
+# token what stands before it. Then layer 2 can search for the token that stands after an "Ada". A
+# Canon layer does the first with four weights per channel.
 
 
 def canon_by_hand(x, weight):
@@ -188,7 +189,7 @@ def tail_of_stream(layer, x, n, state):
     else:
         tail = x.new_zeros(x.shape[0], n, x.shape[2])
     seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, -n:].clone()
+    state[layer] = seen[:, seen.shape[1] - n :].clone()
     return tail
 
 
@@ -367,13 +368,13 @@ class Attention(Mixer):
     def forward(self, x, state=None):
         """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K).
 
-        They are copies: views would keep all of q, k and v in memory.
+        They are `contiguous`: views would keep all of q, k and v in memory.
         """
         # exercise 5
         B, T, D = x.shape
-        # Canon-B comes before rotary, so that positions enter q_i . k_j only as i - j. Rotary turns
-        # channels in pairs. After it, Canon would weigh the two channels of a pair differently, and
-        # then the absolute positions i and j would matter.
+        # Canon-B comes before rotary. Rotary turns each pair of channels by an angle, so that only
+        # i - j is left in q_i . k_j. A Canon layer after it would scale the two channels of a pair
+        # differently. Then the angles no longer cancel, and i and j themselves would matter.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
@@ -388,12 +389,14 @@ class Attention(Mixer):
             state[self] = k.contiguous(), v.contiguous()
 
         S = start + T
-        mask = self.positions.bias(T, S, x.device)  # (H, T, S), or None
-        is_causal = mask is None and start == 0  # then PyTorch hides the future, which is faster
-        if not is_causal:
+        bias = self.positions.bias(T, S, x.device)  # (H, T, S), or None
+        if bias is None and start == 0:
+            mask, is_causal = None, True  # PyTorch hides the future itself, which is faster
+        else:
+            if bias is None:
+                bias = torch.zeros(T, S, device=x.device)
             future = distances(T, S, x.device) < 0
-            mask = torch.zeros(T, S, device=x.device) if mask is None else mask
-            mask = mask.masked_fill(future, -math.inf).to(q.dtype)
+            mask, is_causal = bias.masked_fill(future, -math.inf).to(q.dtype), False
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
@@ -689,13 +692,12 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #    diagonal matrix of all b_t. Solved for V and for K_in, before any S is known, that leaves
 #    U = U0 - W S (the "WY form").
 #
-# 3. From chunk to chunk, S' = d_1 .. d_C S + K_out^T U. With U = U0 - W S put in, that is
-#    S' = M S + X, a loop over the chunks (`scan`).
+# 3. The outputs of the chunk are o = Q_in S + A U.
 #
-# 4. The outputs, all at once: o = Q_in S + A U.
+# 4. The state after it, with which the next chunk starts, is d_1 .. d_C S + K_out^T U.
 #
-# Decays are kept as logarithms and only ever *added*. Taking d_2 d_3 as d_1 d_2 d_3 over d_1 would
-# divide by zero when decays are strong.
+# Decays are kept as logarithms. So d_2 d_3 is never computed as d_1 d_2 d_3 / d_1, which would be
+# 0 / 0 when decays are strong.
 
 
 def decay_until_end(g):
@@ -756,61 +758,33 @@ def decayed_products(q, k, g):
 
 
 def write_into_state(k, fade_out, u):
-    """K_out^T u, the sum of decays times k u^T over a chunk: (B, H, N, K, V) of its states.
+    """K_out^T u, the sum of decays times k u^T over a chunk: (B, H, K, V).
 
-    k (B, H or 1, N, C, K); fade_out (B, H, N, C, K or 1); u (B, H, N, C, V). One decay for all
-    channels may fade u in place of k. Then heads that share k take one product, not one each.
+    k (B, H or 1, C, K); fade_out (B, H, C, K or 1); u (B, H, C, V). One decay for all channels may
+    fade u in place of k. Then heads that share k take one product, not one each.
     """
     if fade_out.shape[-1] == 1:
-        return torch.einsum("bhnck,bhncv->bhnkv", k, fade_out * u)
+        return torch.einsum("bhck,bhcv->bhkv", k, fade_out * u)
     return (fade_out * k).mT @ u
 
 
 def read_from_state(q, fade_in, S):
-    """Q_in S, likewise: (B, H, N, C, V), for S (B, H, N, K, V)."""
+    """Q_in S, likewise: (B, H, C, V), for S (B, H, K, V)."""
     if fade_in.shape[-1] == 1:
-        return fade_in * torch.einsum("bhnck,bhnkv->bhncv", q, S)
+        return fade_in * torch.einsum("bhck,bhkv->bhcv", q, S)
     return (fade_in * q) @ S
 
 
-def scan(M, X, S, times):
-    """The states of a loop S <- times(M_n, S) + X_n: all those before its steps, and the last.
-
-    M (B, H, N, K, K) for matrices or (B, H, N, K or 1, 1) for decays; X (B, H, N, K, V);
-    S (B, H, K, V); times is a matrix product or an elementwise one. The plain loop is
-
-        for n in range(N):
-            before.append(S)
-            S = times(M[:, :, n], S) + X[:, :, n]
-
-    but torch.compile writes out each of its steps, which takes minutes for 32 of them. Two steps
-    are one, S_2 = M_1 M_0 S_0 + (M_1 X_0 + X_1). So pair them, find every other state with half as
-    many steps, then the states between: log2(N) rounds. A step left over comes last.
-    """
-    # exercise 9
-    N = X.shape[2]
-    if N == 0:
-        return X, S
-    M0, M1 = M[:, :, : N - 1 : 2], M[:, :, 1::2]
-    X0, X1 = X[:, :, : N - 1 : 2], X[:, :, 1::2]
-    even, S = scan(times(M1, M0), times(M1, X0) + X1, S, times)
-    before = torch.stack([even, times(M0, even) + X0], dim=3).flatten(2, 3)
-    if N % 2:
-        before = torch.cat([before, S[:, :, None]], dim=2)
-        S = times(M[:, :, -1], S) + X[:, :, -1]
-    return before, S
-
-
 def into_chunks(x, N, C):
-    """(B, T, H, ..) -> (B, H, N, C, ..), zeros behind: they write nothing, and do not fade."""
+    """(B, T, H, ..) -> (N, B, H, C, ..), zeros behind: they write nothing, and do not fade."""
     missing = N * C - x.shape[1]
     x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))
-    return x.unflatten(1, (N, C)).movedim(3, 1)
+    return x.unflatten(1, (N, C)).permute(1, 0, 3, 2, 4)
 
 
 def from_chunks(o, T, dtype):
-    """(B, H, N, C, V) -> (B, T, H, V)."""
-    return o.movedim(1, 3).flatten(1, 2)[:, :T].to(dtype)
+    """(N, B, H, C, V) -> (B, T, H, V)."""
+    return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :T].to(dtype)
 
 
 def chunked_linear_attention(
@@ -836,13 +810,13 @@ def chunked_linear_attention(
     k = into_chunks(k, N, C)
     v = into_chunks(v, N, C)
     g = into_chunks(log_decay, N, C)
-    fade_in = g.cumsum(-2).exp()  # (B, H, N, C, K or 1)
+    fade_in = g.cumsum(-2).exp()  # (N, B, H, C, K or 1)
     # step 1
     A = decayed_products(q, k, g)
-    # step 2
+    # step 2, as far as it goes without S
     U0, W = v, None
     if beta is not None:
-        # exercise 10: U0 (B, H, N, C, V) and W (B, H, N, C, K)
+        # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
         # R = (I + bL)^-1 b: the solver ignores bL's own diagonal, and takes ones on it
         bL = b * decayed_products(k, k, g)
@@ -851,26 +825,21 @@ def chunked_linear_attention(
         U0, W = R @ v, R @ (k * fade_in)
     if N == 1 and state is None and not return_state:
         return from_chunks(A @ U0, T, out_dtype), None  # the state before the chunk is zero
-    # step 3
-    fade_out = decay_until_end(g).exp()  # (B, H, N, C, K or 1)
-    P = fade_in[..., -1, :, None]  # (B, H, N, K or 1, 1)
-    X = write_into_state(k, fade_out, U0)  # (B, H, N, K, V)
-    S = at_least_float32(torch.zeros_like(X[:, :, 0]) if state is None else state)
-    # before (B, H, N, K, V): the states before the chunks; S: the last one
-    if W is None:
-        # exercise 9: before, S
-        before, S = scan(P, X, S, torch.mul)
-    else:  # U depends on S
-        # exercise 10: before, S
-        kept = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        M = P * kept - write_into_state(k, fade_out, W)
-        before, S = scan(M, X, S, float32_product)
-    # step 4
-    U = U0 if W is None else U0 - W @ before
-    # exercise 9: o (B, H, N, C, V)
-    o = read_from_state(q, fade_in, before) + A @ U
-    # end of exercise
-    return from_chunks(o, T, out_dtype), S
+    # steps 2 to 4, chunk by chunk
+    fade_out = decay_until_end(g).exp()  # (N, B, H, C, K or 1)
+    whole_decay = fade_in[..., -1, :, None]  # (N, B, H, K or 1, 1)
+    B, H, V = v.shape[1], v.shape[2], v.shape[4]
+    S = v.new_zeros(B, H, k.shape[4], V) if state is None else at_least_float32(state)
+    o = []
+    for n in range(N):
+        U = U0[n]
+        if W is not None:
+            # exercise 10: U (B, H, C, V)
+            U = U - float32_product(W[n], S)
+        # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to the state after it
+        o.append(read_from_state(q[n], fade_in[n], S) + A[n] @ U)
+        S = whole_decay[n] * S + write_into_state(k[n], fade_out[n], U)
+    return from_chunks(torch.stack(o), T, out_dtype), S
 
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
@@ -1048,12 +1017,11 @@ class GatedDeltaNet(LinearMixer):
     def forward(self, x, state=None):
         D, H = x.shape[-1], self.n_head
         qkv = self.canon(self.qkv(x), state)
+        # its authors apply SiLU to q, k and v, also where there is no convolution
         qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
         q, k, v = (heads(u, H) for u in qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1))
-        q, k = (
-            F.normalize(at_least_float32(q), dim=-1),
-            F.normalize(at_least_float32(k), dim=-1),
-        )  # unit length
+        q = F.normalize(at_least_float32(q), dim=-1)  # unit length
+        k = F.normalize(at_least_float32(k), dim=-1)
         dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
         beta = at_least_float32(self.strength(x)).sigmoid()
         log_decay = -self.A_log.exp() * dt

@@ -322,7 +322,7 @@ class Launch(NamedTuple):
     settings: dict  # the arguments that the kernel is compiled for
 
 
-def grid(x, weight, rows, steps):
+def launch_for(x, weight, rows, steps):
     """The Launch for x (B, T, D) and weight (kernel, D).
 
     rows   tokens in a tile, for up to four lags; with more lags a tile has fewer
@@ -359,7 +359,7 @@ def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.T
     x = with_channels_side_by_side(x)
     weight = weight.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    launch = grid(x, weight, **FORWARD_TILES)
+    launch = launch_for(x, weight, **FORWARD_TILES)
     with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
         kernel = forward_kernel[launch.programs]
         kernel(x, weight, y, **launch.sizes, RESIDUAL=residual, **launch.settings)
@@ -378,7 +378,7 @@ def backward_op(
     x, dy = with_channels_side_by_side(x), dy.contiguous()
     weight = weight.contiguous()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    launch = grid(x, weight, **BACKWARD_TILES)
+    launch = launch_for(x, weight, **BACKWARD_TILES)
     lines = torch.empty(launch.lines, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         kernel = backward_kernel[launch.programs]
@@ -461,12 +461,12 @@ def causal_conv(x, weight, residual=True, tail=None):
     return causal_conv_pytorch(x, weight, residual)
 
 
-# ---- 5. The check:   python kernels.py -------------------------------------
-
-
 def gpu_has_bfloat16():
     """Whether the GPU computes in bfloat16 (NVIDIA's since Ampere do); others emulate it slowly."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+# ---- 5. The check:   python kernels.py -------------------------------------
 
 
 def value_and_gradients(conv, x, weight, dy, *options):

@@ -34,7 +34,6 @@ from matplotlib.ticker import PercentFormatter
 from torch.overrides import TorchFunctionMode
 
 import runs as run_folders
-from canon_gpt import Canon
 from tasks import SAMPLES, score_text
 
 # ---- 1. What a run is called -----------------------------------------------
@@ -298,7 +297,7 @@ def curves(groups, scores=None, title=None, below=None):
     """Scores against training steps, one panel per score: each run thin, their median thick."""
     scores = scores or score_names(groups)
     legend = "Thick lines: medians; thin lines: single seeds."
-    below = below or settings(groups, legend) + about_chance(groups, scores)
+    below = below or small_print(groups, legend) + about_chance(groups, scores)
     height = max(2.8, 0.26 * len(groups) + 0.8)  # the labels stand one above the other
     figure, axes = make_grid(len(scores), 3, height, title or default_title(groups), below)
     ends = [draw_curves(axis, groups, score) for axis, score in zip(axes, scores)]
@@ -326,23 +325,24 @@ class End(NamedTuple):
 def draw_curves(axis, groups, score):
     """Draw one panel. Returns the lines' ends."""
     unit, look_of = unit_of(groups, score), looks(groups)
+    clip = unit == "bits per byte"  # an untrained model needs 8: show the part where models differ
     last_step = max(run["evals"][-1]["step"] for run in all_runs(groups))
     ends = []
     for name, runs in groups.items():
         look = look_of[name]
-        line = {"color": look.colour, "ls": look.dash}
+        style = {"color": look.colour, "ls": look.dash}
         for run in runs:
             values = values_by_step(run, score)
-            axis.plot(list(values), list(values.values()), lw=0.9, alpha=0.5, **line)
+            axis.plot(list(values), list(values.values()), lw=0.9, alpha=0.5, **style)
         medians = median_curve(runs, score)
         if not medians:
             continue
         steps, values = list(medians), list(medians.values())
-        line["marker"] = look.marker
+        style["marker"] = look.marker
         if len(steps) == 1:
-            line["marker"] = look.marker or "o"  # a line of one point would not be seen
-        line["zorder"] = 3 if runs[0]["model"]["canon"] else 2
-        axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=False, **line)
+            style["marker"] = look.marker or "o"  # a line of one point would not be seen
+        style["zorder"] = 3 if runs[0]["model"]["canon"] else 2
+        axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=clip, **style)
         text = f"{IN_TEXT[look.marker]} {name}".strip()
         ends.append(End(steps[-1], values[-1], text, look.colour))
     chance = chance_of(groups, score)
@@ -355,11 +355,9 @@ def draw_curves(axis, groups, score):
     axis.locator_params(axis="x", nbins=4)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
-    if unit == "bits per byte":  # an untrained model needs 8: show the part where models differ
+    if clip:
         last = [end.y for end in ends]
         axis.set_ylim(0.9 * min(last), 1.2 * max(last))
-        for line in axis.lines:
-            line.set_clip_on(True)
     return ends
 
 
@@ -418,7 +416,7 @@ def bars(groups, scores=None, title=None, below=None):
     """The last scores, a panel for each score and a row for each model: bars are medians, dots runs."""
     scores = scores or score_names(groups)
     legend = "Bars and numbers: medians; dots: single seeds."
-    below = below or settings(groups, legend) + about_chance(groups, scores)
+    below = below or small_print(groups, legend) + about_chance(groups, scores)
     height = 0.8 + 0.32 * len(groups)
     figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
     for axis, score in zip(axes, scores):
@@ -458,7 +456,7 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
     beside   {heading: text}, shown at the left: what the task looks like, in a few lines
     Raises ValueError for a value that has no column.
     """
-    below = below or settings(groups, "Each dot is one training run.")
+    below = below or small_print(groups, "Each dot is one training run.")
     height = 0.6 + 0.5 * len(groups)
     title = title or default_title(groups)
     if beside:
@@ -575,10 +573,10 @@ def default_title(groups):
     return f"{run['task']['name']}, {run['preset']}"
 
 
-def settings(groups, legend):
+def small_print(groups, legend):
     """What all runs have in common, how many there are, and how to read the figure.
 
-    "Task copy, preset nano, N=64, 1 layer, 16 dims. 3 seeds each. Thick lines: medians."
+    "Task copy, N=64, 1 layer, 16 dims, 2,000 steps of 32 windows. 3 seeds each."
     """
     runs = all_runs(groups)
     common = facts(runs[0])
@@ -611,13 +609,14 @@ def about_chance(groups, scores):
 
 
 def facts(run):
-    task, model = run["task"], run["model"]
-    found = [f"task {task['name']}", f"preset {run['preset']}"]
+    task, model, training = run["task"], run["model"], run["training"]
+    found = [f"task {task['name']}"]
     for field in ("N", "K", "L"):
         if field in task:
             found.append(f"{field}={task[field]}")
     layers = "layer" if model["n_layer"] == 1 else "layers"
-    return [*found, f"{model['n_layer']} {layers}", f"{model['d_model']} dims"]
+    found += [f"{model['n_layer']} {layers}", f"{model['d_model']} dims"]
+    return [*found, f"{training['steps']:,} steps of {training['batch_size']} windows"]
 
 
 # ---- 5. Inside a model -----------------------------------------------------
@@ -635,8 +634,10 @@ class AttentionWatcher(TorchFunctionMode):
         self.maps = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         if function is F.scaled_dot_product_attention:
+            by_name = [kwargs.pop(name) for name in ("query", "key", "value") if name in kwargs]
+            args = (*args, *by_name)
             q, k, _ = args
             identity = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)  # (B, H, T, T)
             self.maps.append(function(q, k, identity, **kwargs)[0])
@@ -665,12 +666,13 @@ def canon_weights(model):
         if block.mlp is not None:
             points.update({"C": block.canon_c, "D": block.mlp.canon})
         for point, canon in points.items():
-            if isinstance(canon, Canon):
-                found[f"{layer}{point}"] = canon.weight.detach().abs().mean(1)
+            weight = getattr(canon, "weight", None)  # a Canon layer of your own may have none
+            if torch.is_tensor(weight) and weight.dim() == 2:
+                found[f"{layer}{point}"] = weight.detach().abs().mean(1)
     return found
 
 
-def inside(folder):
+def inside(folder, title=None):
     """Where a trained model's five sharpest heads look when it answers, and its Canon weights.
 
     A sharp head puts most of its attention on one token. ValueError if there is nothing to draw.
@@ -692,9 +694,8 @@ def inside(folder):
     sharpest = sorted(maps, key=sharpness, reverse=True)[:5]
     canons = canon_weights(model)
     panels = len(sharpest) + (1 if canons else 0)
-    title = (
-        f"{Path(folder).resolve().name}: where its sharpest heads look, to write each next token"
-    )
+    name = Path(folder).resolve().name
+    title = title or f"{name}: where its sharpest heads look, to write each next token"
     below = "The darker, the more of its attention a head gives to a token. Canon: darkest is 1."
     height = 1 + 0.16 * len(rows)
     figure, axes = make_grid(panels, 2, height, title, below)
@@ -773,7 +774,7 @@ def read_command_line(argv):
     parser.add_argument(
         "--program",
         type=Path,
-        help="a file that registers a mixer, Canon layer or task of your own",
+        help="a file that registers a mixer, Canon layer, positions or task of your own",
     )
     return parser.parse_args(argv)
 
@@ -805,7 +806,7 @@ def draw_insides(args):
         if path.suffix == ".png":
             continue  # figures, which out/* means, too
         try:
-            figure = inside(path)
+            figure = inside(path, args.title)
         except ValueError as error:
             complain(error)
             continue

@@ -10,6 +10,7 @@ trains; 3 reading runs for figures and tables; 4 `load_model`, for notebooks and
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -25,6 +26,10 @@ try:
     import fcntl
 except ImportError:  # Windows: folders are not locked there
     fcntl = None
+
+
+# The parts of config.json that make a run what it is. --resume must find them unchanged.
+RECIPE_PARTS = ("task", "model", "training", "dtype", "seed", "eval_size")
 
 
 class RunError(ValueError):
@@ -94,15 +99,13 @@ def load_optimizer(optimizer, saved, step):
         optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
     except Exception as error:  # it fails in many ways
         raise ValueError(f"the optimizer's state: {error!r}") from None
-    if step == 0:
-        return
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            memory = optimizer.state[weight]
-            if memory.keys() != {"step", "exp_avg", "exp_avg_sq"}:
-                raise ValueError(f"the optimizer's state has {sorted(memory)} for a weight")
-            check_tensor("the optimizer's exp_avg", memory["exp_avg"], weight)
-            check_tensor("the optimizer's exp_avg_sq", memory["exp_avg_sq"], weight)
+    if step > 0 and not optimizer.state:
+        raise ValueError("the optimizer's state is empty")
+    for weight, memory in optimizer.state.items():  # a weight without a gradient has none
+        if not torch.is_tensor(memory.get("step")):
+            raise ValueError("the optimizer's state lacks its step for a weight")
+        for name in ("exp_avg", "exp_avg_sq"):
+            check_tensor(f"the optimizer's {name}", memory.get(name), weight)
 
 
 def check_tensor(name, value, like):
@@ -167,8 +170,8 @@ class Run:
         """metrics.jsonl, locked for this process as long as it lives.
 
         The system drops a `lockf` lock with its process, and the loader's workers do not inherit
-        it. It also goes when this process closes the file through any other handle: so nothing
-        else here opens metrics.jsonl.
+        it. It also goes when this process closes the file through any other handle, so a process
+        must not `read` the run that it trains.
         """
         file = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")
         try:
@@ -183,13 +186,17 @@ class Run:
     def restore(self, model, optimizer, steps):
         """Set model, optimizer and log back to the checkpoint. Returns its step and seconds."""
         saved = read_checkpoint(self.folder)
-        differences = recipe_differences(saved["recipe"], self.recipe)
+        begun = {**saved["recipe"], "model": with_defaults(Config, saved["recipe"]["model"])}
+        differences = recipe_differences(begun, self.recipe)
         if differences:
             raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
         try:
             if saved["step"] > steps:
                 raise ValueError(f"step = {saved['step']}")
             load_weights(model, saved["model"])
+            kind = type(optimizer).__name__
+            if saved.get("optimizer_kind", kind) != kind:
+                raise ValueError(f"its optimizer was {saved['optimizer_kind']}, not {kind}")
             load_optimizer(optimizer, saved["optimizer"], saved["step"])
         except ValueError as error:
             raise RunError(one_line(f"{self.folder}/ckpt.pt does not fit: {error}")) from None
@@ -221,16 +228,13 @@ class Run:
         checkpoint = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
+            "optimizer_kind": type(optimizer).__name__,
             "recipe": self.recipe,
             "step": step,
             "log": [json.dumps(line) for line in self.lines],
             "seconds": seconds,
         }
         write_atomically(self.folder / "ckpt.pt", lambda file: torch.save(checkpoint, file))
-
-
-# The parts of config.json that make a run what it is. --resume must find them unchanged.
-RECIPE_PARTS = ("task", "model", "training", "dtype", "seed", "eval_size")
 
 
 def recipe_differences(old, new, name=""):
@@ -241,6 +245,18 @@ def recipe_differences(old, new, name=""):
     for field in {**old, **new}:
         found += recipe_differences(old.get(field), new.get(field), field)
     return found
+
+
+def with_defaults(kind, values):
+    """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
+
+    A run that is older than a field of Config is as if the field had its default.
+    """
+    defaults = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+    return {**json.loads(json.dumps(defaults)), **values}
 
 
 def config_is_sound(folder):
@@ -336,6 +352,8 @@ def checked(run):
     """The run, with units and chance. ValueError or KeyError if something is not as it must be."""
     require_kinds(run, {**FIELDS, "task": dict, "model": dict, "training": dict})
     require_kinds(run["task"], {"name": str})
+    require_kinds(run["training"], {"steps": int, "batch_size": int})
+    run["model"] = with_defaults(Config, run["model"])
     require_kinds(run["model"], MODEL_FIELDS)
     if "scores" not in run:  # written before runs said so
         task = make_task(**run["task"])

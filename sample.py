@@ -55,6 +55,21 @@ def answered(task, model, seed, temperature=0.0, in_colour=False):
     return text + task.decode(document.tokens[shown:])
 
 
+def continued(task, model, prompt, length, temperature, seed):
+    """The prompt in words, and what the model writes after it. ValueError for what does not fit."""
+    tokens = task.encode(prompt)
+    room = task.block_size + 1 - len(tokens)
+    if not tokens or room < 1:
+        raise ValueError(f"--prompt: {len(tokens)} tokens, allowed: 1 to {task.block_size}")
+    if length is None:
+        length = min(100, room)
+    if not 1 <= length <= room:
+        raise ValueError(f"--length {length}: allowed: 1 to {room}")
+    generator = torch.Generator(device_of(model)).manual_seed(seed)
+    answer = go_on(model, tokens, length, task.stop, temperature, generator)
+    return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
+
+
 def go_on(model, tokens, length, stop, temperature, generator):
     """What the model writes after these tokens: a list of tokens, up to and with `stop`."""
     prompt = torch.tensor([tokens], device=device_of(model))
@@ -92,7 +107,7 @@ def read_command_line(argv):
     )
     parser.error = fail
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
-    parser.add_argument("--count", type=int, default=3, help="how many instances (default: 3)")
+    parser.add_argument("--count", type=int, help="how many instances (default: 3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
     parser.add_argument("--length", type=int, help="most tokens after --prompt (default: 100)")
     parser.add_argument(
@@ -105,9 +120,13 @@ def read_command_line(argv):
     parser.add_argument(
         "--program",
         type=Path,
-        help="a file that registers a task, mixer or Canon layer of your own",
+        help="a file that registers a task, mixer, Canon layer or positions of your own",
     )
     args = parser.parse_args(argv)
+    if args.count is not None and args.prompt is not None:
+        fail("--count: means nothing beside --prompt")
+    if args.count is None:
+        args.count = 3
     if not 1 <= args.count <= 10_000:
         fail(f"--count {args.count}: allowed: 1 to 10,000")
     if not 0 <= args.temperature <= 100:
@@ -119,21 +138,6 @@ def read_command_line(argv):
     if args.program is not None and not args.program.is_file():
         fail(f"--program {args.program}: no such file")
     return args
-
-
-def continued(task, model, prompt, length, temperature, seed):
-    """The prompt in words, and what the model writes after it. ValueError for what does not fit."""
-    tokens = task.encode(prompt)
-    room = task.block_size + 1 - len(tokens)
-    if not tokens or room < 1:
-        raise ValueError(f"--prompt: {len(tokens)} tokens, allowed: 1 to {task.block_size}")
-    if length is None:
-        length = min(100, room)
-    if not 1 <= length <= room:
-        raise ValueError(f"--length {length}: allowed: 1 to {room}")
-    generator = torch.Generator(device_of(model)).manual_seed(seed)
-    answer = go_on(model, tokens, length, task.stop, temperature, generator)
-    return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
 
 
 def main(argv=None):

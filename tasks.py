@@ -245,8 +245,9 @@ def permutations(rng, count, n):
 # tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
 # Each name comes twice, and only counting from <bos> tells a source from a
 # target. Depo0, our addition, spares a model both: names are single tokens, and a
-# comma ends each edge. Keep N > 2K: k hops forward are n - k backward, fewer in
-# small cycles (only those of N are scored).
+# comma ends each edge. Keep N > 2K: on a cycle of n names, k hops forward are
+# n - k hops backward, which may be fewer. Training draws smaller cycles, too; the
+# scores are of N names only.
 
 
 class Depo(Task):
@@ -1064,7 +1065,8 @@ class Capo(Task):
             bits = N log2(N0 / e^p1) + N log2(S0 / e^p2),  no term below zero    (paper Section 3)
 
         There are N0 possible names and S0 possible sets of facts. A person's name costs the model
-        p1 nats on average, the facts p2. Embeddings of tokens that nobody has do not count as
+        p1 nats on average, the facts p2. The work city follows from the employer: it adds nothing to
+        S0, but costs a model that does not know it. Embeddings of tokens that nobody has do not count as
         parameters.
         """
         rng = np.random.default_rng([seed, EVAL])

@@ -26,6 +26,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import chain, combinations, permutations, product
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for work this small a second thread mostly waits
@@ -91,7 +92,7 @@ from claims import (
     close_to,
     covers,
     reaches,
-    sooner,
+    takes_fewer_steps,
 )
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
@@ -128,7 +129,7 @@ def assert_same(what, got, want, **tolerances):
     except AssertionError:
         error = (got.detach().double() - want.double()).abs().nan_to_num(nan=math.inf)
         place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-        numbers = f"got {got[place]:.6g}, expected {want[place]:.6g}"
+        numbers = f"got {got[place]:.12g}, expected {want[place]:.12g}"
         raise AssertionError(f"{what}: at {place} {numbers}") from None
 
 
@@ -211,7 +212,7 @@ def test_convolution_forward_alone(name):
 def test_triton_segments_meet_forward():
     """150 tokens are five segments; 300 channels are two strips."""
     x, weight, _ = conv_inputs(2, 150, 300)
-    launch = kernels.grid(x, weight, **kernels.FORWARD_TILES)
+    launch = kernels.launch_for(x, weight, **kernels.FORWARD_TILES)
     assert (launch.lines, launch.programs) == (10, (20,))
     assert_same("y", kernels.causal_conv_triton(x, weight), causal_conv_reference(x, weight))
 
@@ -220,7 +221,7 @@ def test_triton_segments_meet_forward():
 def test_triton_segments_meet_within_a_sequence():
     """150 tokens are three segments backward; 300 channels are two strips."""
     x, weight, dy = conv_inputs(1, 150, 300)
-    backward = kernels.grid(x, weight, **kernels.BACKWARD_TILES)
+    backward = kernels.launch_for(x, weight, **kernels.BACKWARD_TILES)
     assert (backward.lines, backward.programs) == (3, (6,))
 
     first = value_and_gradients(kernels.causal_conv_triton, x, weight, dy)
@@ -261,6 +262,16 @@ def test_eager_convolution_makes_no_shifted_copies():
     with LargeTensors(x.numel() // 2) as definition:
         causal_conv_reference(x, weight)
     assert definition.count > 8
+
+
+def test_no_gradient_is_computed_that_nobody_needs():
+    x, weight, dy = conv_inputs(2, 9, 7)
+    for needed in ((True, False), (False, True)):
+        context = SimpleNamespace(saved_tensors=(x, weight), needs_input_grad=needed)
+        gradients = kernels.PyTorchConvolution.backward(context, dy)
+        for name, gradient, wanted in zip(("x", "weight"), gradients, needed):
+            found = gradient is not None
+            assert found == wanted, f"gradient of {name}: computed {found}, needed {wanted}"
 
 
 @parametrize("name", ALL)
@@ -957,6 +968,15 @@ def test_recurrence_is_the_formula(kind):
             S = kept + w * key.outer(v[b, t, h])
             assert_same(f"o at batch {b}, step {t}, head {h}", o[b, t, h], S.T @ query)
         assert_same(f"the last state of batch {b}, head {h}", final[b, h], S)
+
+
+def test_recurrence_in_bfloat16_keeps_its_state_in_float32():
+    inputs = recurrence_inputs("gdn", 2, 5, 3, 4, 2, dtype=torch.bfloat16)
+    o, state = linear_recurrence(*inputs)
+    assert o.dtype == torch.bfloat16, f"o is {o.dtype}, expected v's torch.bfloat16"
+    assert state.dtype == torch.float32, f"the state is {state.dtype}, expected torch.float32"
+    want, _ = linear_recurrence(*each(torch.Tensor.float, inputs))
+    assert_close(o, want.bfloat16())
 
 
 @parametrize("kind", KINDS)
@@ -2376,7 +2396,7 @@ def test_command_line_end_to_end(here):
     assert [line["step"] for line in log if "eval" in line] == [30, 50, 50]
     training = train.Training(**config["training"])
     for line in log[:-1]:
-        assert line["lr"] == train.learning_rate(line["step"] - 1, 1e-12, training)
+        assert line["lr"] == train.learning_rate(line["step"], 1e-12, training)
         assert line["tokens"] == line["step"] * 8 * 20
     last = log[-1]
     assert last["final"] is True and 0 < last["data_share"] < 1
@@ -2657,10 +2677,10 @@ def test_a_step_clips_gradients_and_exchanges_them_once(share, world, monkeypatc
 
 def test_learning_rate_schedule():
     cosine = train.Training(steps=110, warmup=10, lr=2.0, batch_size=1)
-    rates = [train.learning_rate(step, 2.0, cosine) for step in (0, 4, 9, 10, 60, 110)]
+    rates = [train.learning_rate(step, 2.0, cosine) for step in (1, 5, 10, 11, 61, 111)]
     assert rates == pytest.approx([0.2, 1, 2, 2, 1.1, 0.2])
     linear = train.Training(steps=110, warmup=0, lr=2.0, batch_size=1, schedule="linear")
-    assert [train.learning_rate(step, 2.0, linear) for step in (0, 55, 110)] == [2, 1, 0]
+    assert [train.learning_rate(step, 2.0, linear) for step in (1, 56, 111)] == [2, 1, 0]
 
 
 def test_a_group_keeps_its_own_learning_rate(here, monkeypatch):
@@ -2726,6 +2746,89 @@ def test_an_optimizer_of_ones_own_resumes(here, monkeypatch):
     whole, resumed = checkpoint("whole"), checkpoint("run")
     for name, weight in whole["model"].items():
         assert torch.equal(weight, resumed["model"][name])
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(ends, monkeypatch):
+    with interruption(9), pytest.raises(SystemExit):
+        train.main(tiny("--steps 20"))
+    monkeypatch.setattr(train, "make_optimizer", lambda model, *rest: TwoOptimizers(model))
+    ends(tiny("--steps 20 --resume"), "its optimizer was AdamW, not TwoOptimizers")
+
+
+class LooksAhead(Canon):
+    def forward(self, x, state=None):
+        return x + x.roll(-1, dims=1)
+
+
+class ForgetsItsStream(Canon):
+    def forward(self, x, state=None):
+        return super().forward(x)
+
+
+@parametrize("layer", (LooksAhead, ForgetsItsStream))
+def test_a_layer_that_looks_ahead_or_forgets_is_refused(layer, ends):
+    with patch.dict(canon_gpt.CANONS, own=layer):
+        ends(tiny("--canon abcd --canon-type own"), "canon_type own", "looks ahead")
+
+
+class Unusual(Canon):
+    """With dropout, and a weight that never gets a gradient."""
+
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        self.unused = torch.nn.Parameter(torch.zeros(3))
+        self.dropout = torch.nn.Dropout(0.5)
+        self.modes = set()
+
+    def forward(self, x, state=None):
+        self.modes.add((self.training, torch.is_grad_enabled()))
+        return self.dropout(super().forward(x, state))
+
+
+def test_dropout_is_off_in_evaluations_and_unused_weights_resume(here):
+    made = []
+
+    def unusual(width, config):
+        made.append(Unusual(width, config))
+        return made[-1]
+
+    with patch.dict(canon_gpt.CANONS, own=unusual), patch.object(CanonGPT, "parameter_counts") as counts:
+        counts.return_value = {"total": 1, "embeddings": 1, "canon": 1}
+        with interruption(9), pytest.raises(SystemExit):
+            train.main(tiny("--steps 20 --canon a --canon-type own"))
+        train.main(tiny("--steps 20 --canon a --canon-type own --resume"))
+    for layer in made:  # trained with gradients, evaluated without
+        assert layer.modes <= {(True, True), (False, False)}
+    assert logged("run")[-1]["final"]
+
+
+def test_a_run_older_than_a_field_has_its_default(here):
+    """It is read, and it resumes."""
+    with interruption(9), pytest.raises(SystemExit):
+        train.main(tiny("--steps 20 --eval-every 5"))
+    saved = checkpoint("run")
+    del saved["recipe"]["model"]["canon_frozen"]
+    torch.save(saved, "run/ckpt.pt")
+    path = Path("run/config.json")
+    config = json.loads(path.read_text())
+    del config["model"]["canon_frozen"]
+    path.write_text(json.dumps(config))
+    (run,), problems = run_folders.read_all(["run"])
+    assert not problems and run["model"]["canon_frozen"] is False
+    train.main(tiny("--steps 20 --eval-every 5 --resume"))
+
+
+def test_an_option_without_a_place_is_refused(ends, monkeypatch):
+    """A task's own option needs no list; one that the task does not know ends the program."""
+    make = train.make_parser
+
+    def with_digits():
+        parser = make()
+        parser.add_argument("--digits", type=int)
+        return parser
+
+    monkeypatch.setattr(train, "make_parser", with_digits)
+    ends(tiny("--digits 3"), "digits = 3", "copy has no such parameter")
 
 
 @parametrize("name", ("depo", "mano"))
@@ -2853,6 +2956,7 @@ def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
         return attend(q, *rest, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(train, "require_streams", lambda model: None)  # always in float32
     train.main(tiny(f"--steps 2 --dtype {dtype}"))
     assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
     assert {w.dtype for w in checkpoint("run")["model"].values()} == {torch.float32}
@@ -3081,6 +3185,7 @@ def test_a_trained_model_is_loaded_and_answers(ends, capsys):
     refused(["run", "--prompt", "<bos> nine"], "nine")
     refused(["run", "--prompt", "1 " * 21], "1 to 20")
     refused(["run", "--length", "5"], "--prompt")
+    refused(["run", "--count", "5", "--prompt", "3"], "--count")
     refused(["nowhere"], "nowhere has no config.json")
 
 
@@ -3145,7 +3250,7 @@ def toy_run(*values, name="toy", seed=0, lr=0.01, unit="share", chance=None, **m
         "run": name,
         "task": {"name": "depo1", "N": 6},
         "model": vars(config),
-        "training": {"lr": lr},
+        "training": {"lr": lr, "steps": 30, "batch_size": 4},
         "dtype": "float32",
         "seed": seed,
         "preset": "nano",
@@ -3178,7 +3283,7 @@ def write_untrained_model(folder, **model):
         "run": Path(folder).name,
         "task": task.settings,
         "model": vars(config),
-        "training": {"steps": 1},
+        "training": {"steps": 1, "batch_size": 4},
         "dtype": "float32",
         "seed": 0,
         "eval_size": 8,
@@ -3675,7 +3780,8 @@ def test_a_comparison_is_of_different_runs(name, preset):
     assert len(folders) == len(wanted) == 2 * len(comparison.models) * len(comparison.tasks)
     for run in wanted:
         task = run.recipe["task"]["name"]
-        usual = reproduce.usual_recipe(task, flags)
+        first = comparison.at_nano.get(task, "").split() if preset == "nano" else []
+        usual = reproduce.usual_recipe(task, first + flags)
         longer = 2 if run.model in comparison.twice_the_steps else 1
         narrower = 2 if task in comparison.half_the_width else 1
         assert run.recipe["training"]["steps"] == longer * usual.training.steps
@@ -3783,9 +3889,9 @@ def test_covers():
 
 
 def test_sooner():
-    assert sooner(seeds(2, 2, 3), seeds(4, 5, math.inf)).outcome == "holds"
-    assert sooner(seeds(2, 2, 4), seeds(4, 5, 6)).outcome == "undecided"
-    assert sooner(seeds(5, 6, math.inf), seeds(2, 3, 4)).outcome == "does not hold"
+    assert takes_fewer_steps(seeds(2, 2, 3), seeds(4, 5, math.inf)).outcome == "holds"
+    assert takes_fewer_steps(seeds(2, 2, 4), seeds(4, 5, 6)).outcome == "undecided"
+    assert takes_fewer_steps(seeds(5, 6, math.inf), seeds(2, 3, 4)).outcome == "does not hold"
 
 
 def test_reaches():
@@ -3937,6 +4043,9 @@ def hops(end, before=0.0):
     return [{"k=1": share, "k=2": share, "k=4": share} for share in (before, end)]
 
 
+DEPTH_RECIPE = COMPARISONS["depth"].at_nano["depo0"].split()
+
+
 def found_at_best_rates(only=()):
     """{model: its runs} of `depth`, and the same for all rates."""
     runs, problems = reproduce.finished_runs()
@@ -3951,7 +4060,7 @@ def ends_of(runs):
 
 
 def test_runs_are_found_by_their_recipe(folder):
-    depo0 = ["--task", "depo0"]
+    depo0 = ["--task", "depo0", *DEPTH_RECIPE]
     for seed in range(3):
         write_run_folder(make_run([*depo0, "--seed", f"{seed}"], *hops(0.5)))
     write_run_folder(make_run([*depo0, "--seed", "3", "--steps", "9000"], *hops(1.0)))
@@ -3976,7 +4085,8 @@ def test_runs_are_found_by_their_recipe(folder):
 def test_the_best_rate_has_the_best_last_scores_then_the_best_before(folder):
     def write(flags, rate, shares, seeds=3):
         for seed in range(seeds):
-            words = f"--task depo0 {flags} --lr {rate} --seed {seed}".split()
+            words = ["--task", "depo0", *DEPTH_RECIPE, *flags.split()]
+            words += ["--lr", f"{rate}", "--seed", f"{seed}"]
             write_run_folder(make_run(words, *hops(*shares)))
 
     write("", 1e-3, [0.5])
@@ -4018,7 +4128,7 @@ def test_claims_are_judged_wherever_their_runs_are(folder, capsys):
     not_run = [row.endswith("| not run |") for row in deeper if row.startswith("| ")][2:]
     assert not_run == sorted(not_run) and any(not_run)
     (row,) = [line for line in page.splitlines() if line.startswith("| Canon needs its residual")]
-    assert row.endswith("| depo0: `reproduce.py ablation` | not run |")
+    assert row.endswith("| depo1: `reproduce.py ablation` | not run |")
 
 
 # Training

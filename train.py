@@ -54,6 +54,20 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # and of how many
 # yet), `paper` for the paper's own numbers (Depo0, our addition, has Depo1's).
 
 
+def cosine(done):
+    """From 1 down to a tenth, while `done` goes from 0 to 1."""
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+
+
+def linear(done):
+    """From 1 down to 0."""
+    return 1 - done
+
+
+# What the learning rate does after its warm-up. One of your own is one more entry.
+SCHEDULES = {"cosine": cosine, "linear": linear}
+
+
 @dataclass
 class Training:
     """Training length, batch size and the settings of AdamW."""
@@ -62,7 +76,7 @@ class Training:
     batch_size: int  # windows per step
     lr: float  # the peak of the learning rate
     warmup: int = 1000  # steps until it is reached
-    schedule: str = "cosine"  # after that, to a tenth; or "linear", to zero
+    schedule: str = "cosine"  # after that: an entry of SCHEDULES
     weight_decay: float = 0.03  # of matrices only
     betas: tuple = (0.9, 0.98)
     eps: float = 1e-6
@@ -75,13 +89,13 @@ class Training:
         require_range("lr", self.lr, 1e-12, 1e6)
         require_range("warmup", self.warmup, 0, 10**8)
         require_range("weight_decay", self.weight_decay, 0, 10**6)
-        if self.schedule not in ("cosine", "linear"):
-            raise ValueError(f"schedule = {self.schedule!r}: allowed: cosine, linear")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule = {self.schedule!r}: allowed: {', '.join(SCHEDULES)}")
 
 
 @dataclass
 class Recipe:
-    """What config.json holds, and --config takes back."""
+    """Everything that makes a run what it is. config.json holds it, and --config takes it back."""
 
     preset: str
     task: dict  # its name, and all its parameters
@@ -98,7 +112,7 @@ class Recipe:
             raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
 
     def as_dict(self):
-        """As JSON gives it back: tuples are lists."""
+        """The parts that --resume compares, all but preset. As in JSON, tuples are lists."""
         whole = dataclasses.asdict(self)
         return json.loads(json.dumps({part: whole[part] for part in RECIPE_PARTS}))
 
@@ -230,26 +244,31 @@ def recipe_in_words(recipe):
 
 def run_name(recipe, usual_dtype):
     """Task, preset, mixer, positions, Canon points, what differs from the preset, seed."""
-    task_name, model = recipe.task["name"], recipe.model
-    parts = preset_parts(recipe.preset, task_name)
-    usual_task = make_task(**parts["task"]).settings
-    parts["task"] = recipe.task  # the usual number of steps may follow from it
-    always_named = {field: model[field] for field in ("mixer", "pos", "canon")}
-    parts["model"] = {**parts["model"], **always_named}
-    usual = make_recipe(parts, recipe.preset, usual_dtype)
-
-    words = [task_name, recipe.preset]
+    model = recipe.model
+    words = [recipe.task["name"], recipe.preset]
     if model["mixer"] != "attention":
         words.append(model["mixer"].replace(",", "-"))
     if Config(**model).has_attention:
         words.append(model["pos"])
     words.append(model["canon"] or "bare")
-    words += differences(without_which_text(recipe.task), without_which_text(usual_task))
-    words += differences(model, usual.model)
-    words += differences(vars(recipe.training), vars(usual.training))
+    words += unlike_preset(recipe)
     words += differences({"dtype": recipe.dtype}, {"dtype": usual_dtype})
     words.append(f"s{recipe.seed}")
     return "_".join(words)
+
+
+def unlike_preset(recipe):
+    """["lr=0.003", "canon-frozen"]: what differs from the preset, beside mixer, pos and canon."""
+    model = recipe.model
+    parts = preset_parts(recipe.preset, recipe.task["name"])
+    usual_task = make_task(**parts["task"]).settings
+    parts["task"] = recipe.task  # the usual number of steps may follow from it
+    always_named = {field: model[field] for field in ("mixer", "pos", "canon")}
+    parts["model"] = {**parts["model"], **always_named}
+    usual = make_recipe(parts, recipe.preset, recipe.dtype)
+    found = differences(without_which_text(recipe.task), without_which_text(usual_task))
+    found += differences(model, usual.model)
+    return found + differences(vars(recipe.training), vars(usual.training))
 
 
 def without_which_text(task):
@@ -261,7 +280,7 @@ def without_which_text(task):
 
 
 def differences(mine, usual):
-    """["lr=0.003", "canon-frozen", "no-canon-residual"]: the fields with unusual values."""
+    """The fields with unusual values, such as ["lr=0.003", "canon-frozen", "no-canon-residual"]."""
     found = []
     for field, value in mine.items():
         name = field.replace("_", "-")
@@ -350,7 +369,7 @@ def make_parser():
     add("--batch-size", type=int, help="windows per step")
     add("--lr", type=float, help="peak learning rate")
     add("--warmup", type=int, help="steps until the learning rate peaks")
-    add("--schedule", help="after warm-up: cosine decay to a tenth of the peak, or linear to zero")
+    add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
     add("--weight-decay", type=float, help="weight decay, of matrices only")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
@@ -367,10 +386,13 @@ def make_parser():
     return parser
 
 
-TASK_FLAGS = ["N", "K", "V", "word_len", "L", "cfg", "root", "exposures", "text", "block_size"]
+# What an option sets. Those that are in no list are the task's: make_task refuses what its task has
+# no parameter for. So an option of your own is one line above, and one here if it is for the run.
 FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
 MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
-TRAINING_FLAGS = ["steps", "batch_size", "lr", "warmup", "schedule", "weight_decay"]
+TRAINING_FLAGS = [f.name for f in dataclasses.fields(Training)]
+RUN_FLAGS = ["task", "preset", "config", "seed", "dtype", "eval_size"]
+RUN_FLAGS += ["device", "out", "resume", "compile", "workers", "eval_every", "grad_accum"]
 
 
 def read_command_line(argv):
@@ -380,47 +402,56 @@ def read_command_line(argv):
         parser.epilog = presets_in_words()
     args = parser.parse_args(argv)
     try:
-        options = read_options(args)
-        recipe, usual_dtype = read_recipe(args, options.device)
-        divisor = WORLD * options.grad_accum
-        if recipe.training.batch_size % divisor != 0:
-            size = recipe.training.batch_size
-            raise ValueError(f"batch_size = {size}: must be a multiple of {divisor}")
-        if args.out is None:
-            options.out = Path("out", run_name(recipe, usual_dtype))
-        if args.eval_every is None:
-            options.eval_every = max(1, recipe.training.steps // 20)
-        if args.compile is None and options.device == "cpu":
-            options.compile = options.compile and compiling_pays(recipe)
+        device = choose_device(args)
+        recipe, usual_dtype = read_recipe(args, device)
+        options = read_options(args, device, recipe, usual_dtype)
     except ValueError as error:
         end(error)
     return options, recipe
 
 
-def read_options(args):
+def choose_device(args):
     device = args.device or devices()[0]
     if device not in devices():
         raise ValueError(f"device = {device!r}: allowed: {', '.join(devices())}")
+    return device
+
+
+def read_options(args, device, recipe, usual_dtype):
+    """The Options, where nothing is left open."""
     can_compile = device == "cuda" or (device == "cpu" and can_compile_on_cpu())
-    if args.compile and not can_compile:
+    compiles = args.compile
+    if compiles and not can_compile:
         needs = "CUDA, or on a CPU PyTorch 2.7, a C++ compiler and Python's headers"
         raise ValueError(f"--compile needs {needs}")
+    if compiles is None:
+        compiles = can_compile and (device == "cuda" or compiling_pays(recipe))
+
     if args.out == "":
         raise ValueError("out = '': name a folder")
+    out = Path("out", run_name(recipe, usual_dtype)) if args.out is None else Path(args.out)
+
     workers = args.workers
     if workers is None:
         workers = 4 if device == "cuda" else 0
     require_range("workers", workers, 0, 64)
+
+    eval_every = args.eval_every
+    if eval_every is None:
+        eval_every = max(1, recipe.training.steps // 20)
+    require_range("eval_every", eval_every, 1, 10**8)
+
     require_range("grad_accum", args.grad_accum, 1, 10**5)
-    if args.eval_every is not None:
-        require_range("eval_every", args.eval_every, 1, 10**8)
+    divisor, size = WORLD * args.grad_accum, recipe.training.batch_size
+    if size % divisor != 0:
+        raise ValueError(f"batch_size = {size}: must be a multiple of {divisor}")
     return Options(
         device=device,
-        out=Path(args.out or "out"),
-        compile=can_compile if args.compile is None else args.compile,
+        out=out,
+        compile=compiles,
         must_compile=args.compile is True,
         workers=workers,
-        eval_every=args.eval_every,
+        eval_every=eval_every,
         grad_accum=args.grad_accum,
         resume=args.resume,
     )
@@ -440,7 +471,7 @@ def read_recipe(args, device):
         rest = {"dtype": usual_dtype, "seed": 0, "eval_size": EVAL_SIZE}
     else:
         # Some values there follow from others, so a change of task or model could be half of one.
-        flags = list(given(args, ["task", "preset"] + TASK_FLAGS + MODEL_FLAGS))
+        flags = list(given(args, ["task", "preset"] + task_flags(args) + MODEL_FLAGS))
         if flags:
             name = flags[0].replace("_", "-")
             raise ValueError(f"config = {args.config}: sets task and model; leave --{name} out")
@@ -448,7 +479,7 @@ def read_recipe(args, device):
         preset_name = parts["preset"]
         rest = {field: parts[field] for field in ("dtype", "seed", "eval_size")}
 
-    parts["task"] = {**parts["task"], **given(args, TASK_FLAGS)}
+    parts["task"] = {**parts["task"], **given(args, task_flags(args))}
     parts["model"] = {**parts["model"], **given(args, MODEL_FLAGS)}
     parts["training"] = {**parts["training"], **given(args, TRAINING_FLAGS)}
     if args.exposures is not None:
@@ -464,17 +495,23 @@ def read_recipe(args, device):
     return recipe, usual_dtype
 
 
+def task_flags(args):
+    others = MODEL_FLAGS + TRAINING_FLAGS + RUN_FLAGS
+    return [field for field in vars(args) if field not in others]
+
+
 def given(args, fields):
     """{field: value} of the flags that were given on the command line."""
-    return {field: vars(args)[field] for field in fields if vars(args)[field] is not None}
+    values = {field: getattr(args, field, None) for field in fields}  # not all have a flag
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def read_config(path):
     try:
         config = json.loads(path.read_text())
         recipe = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
-        rest = [recipe[part] for part in ("preset", "dtype", "seed", "eval_size")]
-        make_recipe(recipe, *rest)  # raises an error if a value does not fit
+        rest = {field: recipe[field] for field in ("dtype", "seed", "eval_size")}
+        make_recipe(recipe, recipe["preset"], **rest)  # raises an error if a value does not fit
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config = {path}: holds no recipe: {error!r}") from None
     return recipe
@@ -572,6 +609,12 @@ def load_batches(task, recipe, options, steps):
     return iter(loader)
 
 
+def parts_on_device(batch, device):
+    """A batch as a list of its parts, each (tokens, mask, weight)."""
+    tokens, mask, weight = [tensor.to(device, non_blocking=True) for tensor in batch]
+    return list(zip(tokens, mask, weight))
+
+
 def ignore_stop_signals(worker):
     """They reach the loader's workers, too, which must live until the checkpoint is saved.
 
@@ -595,27 +638,31 @@ def make_optimizer(model, training, device):
 
 
 def learning_rate(step, peak, training):
-    """Linear warm-up, then cosine decay to a tenth of the peak, or linear decay to zero."""
-    if step < training.warmup:
-        return peak * (step + 1) / training.warmup
-    done = (step - training.warmup) / max(1, training.steps - training.warmup)
-    if training.schedule == "linear":
-        return peak * (1 - done)
-    return peak * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+    """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
+    if step <= training.warmup:
+        return peak * step / training.warmup
+    done = (step - 1 - training.warmup) / max(1, training.steps - training.warmup)
+    return peak * SCHEDULES[training.schedule](done)
+
+
+def set_learning_rates(optimizer, peaks, step, training):
+    """peaks: of each group of weights, as a group may have its own."""
+    for group, peak in zip(optimizer.param_groups, peaks):
+        group["lr"] = learning_rate(step, peak, training)
 
 
 # ---- 4. One step -----------------------------------------------------------
 
 
-def train_step(model, optimizer, batch, autocast):
+def train_step(model, optimizer, parts, autocast):
     """Update the weights from a batch, given in parts. Returns its loss, and the gradient's norm
     before clipping."""
     batch_loss = 0.0
-    for number, (tokens, mask, weight) in enumerate(batch, 1):
-        exchange = contextlib.nullcontext()
-        if WORLD > 1 and number < len(batch):
-            exchange = model.no_sync()  # processes exchange gradients after the last part only
-        with exchange:
+    for number, (tokens, mask, weight) in enumerate(parts, 1):
+        syncing = contextlib.nullcontext()
+        if WORLD > 1 and number < len(parts):
+            syncing = model.no_sync()  # processes exchange gradients after the last part only
+        with syncing:
             with autocast:
                 _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
                 loss = loss * weight
@@ -642,10 +689,11 @@ def train(options, recipe, command, stop):
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
     task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(Config(**recipe.model)).to(device)
+    require_streams(model)
+    trained = for_training(model, options)  # the same weights; scores and checkpoints use `model`
     optimizer = make_optimizer(model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
+    peaks = [group["lr"] for group in optimizer.param_groups]  # before --resume loads later ones
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
-    forward = for_training(model, options)
 
     # Open the run's folder. A new run saves step 0; with --resume, go on from the checkpoint.
     about = describe(options, recipe, task, model, command)
@@ -661,51 +709,51 @@ def train(options, recipe, command, stop):
 
     batches = load_batches(task, recipe, options, range(start, training.steps))
     clock = Clock(start, seconds, training.batch_size * task.block_size)
+    shown = {}  # beside the progress bar
     with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
         for step in range(start + 1, training.steps + 1):  # counts updates, this one included
             # Update the weights.
-            batch = clock.next_batch(batches, device)
-            for group, peak in zip(optimizer.param_groups, peaks):
-                group["lr"] = learning_rate(step - 1, peak, training)
-            loss, norm = train_step(forward, optimizer, batch, autocast)
+            set_learning_rates(optimizer, peaks, step, training)
+            parts = parts_on_device(clock.wait_for(batches), device)
+            loss, norm = train_step(trained, optimizer, parts, autocast)
             if step == start + 1:
                 bar.unpause()  # the first step may compile, and says nothing about the next ones
             bar.update()
 
-            # Most steps end here.
+            # What is due after this step? Usually nothing.
             is_last = step == training.steps
             evaluating = is_last or step % options.eval_every == 0
             logging = evaluating or step % LOG_EVERY == 0
-            if not logging and not stop.at_once:
+            if not (logging or stop.at_once):
                 continue
 
-            # Log the loss, and now and then the scores.
+            # The processes agree. Numbers that are not finite end the run.
             loss, stopping = agree(loss, stop.requested)
             weights = list(model.parameters())
             require_finite(step, {"loss": loss, "gradient": norm, "weights": weights})
+
+            # Log the loss, and now and then the scores.
             if logging:
                 line = {"step": step, "loss": round(loss, 5), **clock.lap(step)}
-                line["lr"] = learning_rate(step - 1, training.lr, training)
+                line["lr"] = learning_rate(step, training.lr, training)
+                shown["loss"] = f"{loss:.3f}"
                 if evaluating:
-                    scores = evaluate(task, model, recipe, batch, autocast, step)
+                    scores = evaluate(task, model, recipe, parts, autocast, step)
                     line["eval"] = scores
-                    shown = {"loss": f"{loss:.3f}", **in_words(task, scores)}
-                    bar.set_postfix(shown, refresh=False)
+                    shown.update(in_words(task, scores))
                 run.log(line)
+                bar.set_postfix(shown, refresh=False)
             if is_last:
-                break
+                costs = costs_of(run, model, options, clock)
+                run.log({"step": step, "eval": scores, **costs, "final": True})
 
-            # Save, and stop if asked to.
+            # Save, the log included; stop, if asked to before the end.
             if evaluating or stopping:
                 run.save(model, optimizer, step, clock.seconds())
-            if stopping:
-                stop_here(run, step, stop)
+            if stopping and not is_last:
+                raise stopped(run, step, stop)
             clock.restart(step)
 
-    # Close the run.
-    costs = costs_of(run, model, options, clock)
-    run.log({"step": step, "eval": scores, **costs, "final": True})
-    run.save(model, optimizer, step, clock.seconds())
     if RANK == 0:
         print_results(task, model, autocast, scores, costs, recipe.seed)
 
@@ -720,16 +768,18 @@ def for_training(model, options):
     return model
 
 
-def evaluate(task, model, recipe, batch, autocast, step):
+def evaluate(task, model, recipe, parts, autocast, step):
     """The model's scores. Ends the run if what the new weights compute is not finite.
 
     Scores would not show it: even logits that are NaN have a largest one.
     """
-    tokens, _, _ = batch[0]
+    tokens, _, _ = parts[0]
+    model.eval()  # ours has no dropout; a mixer of your own may have some
     with autocast, torch.no_grad():
         logits, _ = model(tokens[:, :-1])
         require_finite(step, {"logits": logits})
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
+    model.train()
     require_finite(step, scores)
     return scores
 
@@ -772,8 +822,29 @@ def announce(options, recipe, about):
     print(options.out)
     for line in recipe_in_words(recipe):
         print(f"  {line}")
+    unusual = unlike_preset(recipe)
+    if unusual:
+        print(f"  unlike the preset: {', '.join(unusual)}")
     print(f"  {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
     print(f"  {about['device']}, {recipe.dtype}, {compiled}", flush=True)
+
+
+@torch.no_grad()
+def require_streams(model):
+    """End the run if a sequence in two pieces gives other logits than at once. Then a layer looks
+    ahead, which makes every task easy, or it does not keep in state[self] what it needs."""
+    config, state = model.config, {}
+    model.eval()
+    length = min(config.block_size, 16)
+    tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
+    at_once, _ = model(tokens)
+    pieces = [model(piece, state=state)[0] for piece in tokens.split((length + 1) // 2, dim=1)]
+    model.train()
+    error = (torch.cat(pieces, dim=1) - at_once).norm() / at_once.norm()
+    if not error < 0.01:
+        layer = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
+        reason = "a layer looks ahead, or does not keep in state[self] what it needs"
+        raise Ended(f"{layer}: {reason}", status=2)
 
 
 class Clock:
@@ -792,13 +863,12 @@ class Clock:
     def seconds(self):
         return time.perf_counter() - self.began
 
-    def next_batch(self, batches, device):
-        """The next batch, a list of parts on the device; the time spent waiting for it counts."""
+    def wait_for(self, batches):
+        """The next batch; the time until it is there counts as waiting."""
         asked = time.perf_counter()
-        tensors = next(batches)
+        batch = next(batches)
         self.waited += time.perf_counter() - asked
-        tokens, mask, weight = [tensor.to(device, non_blocking=True) for tensor in tensors]
-        return list(zip(tokens, mask, weight))
+        return batch
 
     def lap(self, step):
         """tokens since the start; tokens per second and the share of waiting since `restart`."""
@@ -831,7 +901,7 @@ class StopSignals:
                 with contextlib.suppress(OSError):  # the terminal may be closed
                     os.write(2, b"\ntrain.py: saving, then stopping\n")
         if number == signal.SIGINT and WORLD == 1:
-            signal.signal(number, self.before[number])
+            signal.signal(number, self.before[number])  # this Ctrl-C is noted; the next one kills
 
     @property
     def at_once(self):
@@ -868,12 +938,11 @@ def require_finite(step, values):
             raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
 
 
-def stop_here(run, step, stop):
-    """The checkpoint is saved: end the run, and say how to go on."""
+def stopped(run, step, stop):
+    """The end of a run that was asked to stop and has saved, with a line on how to go on."""
     number = stop.requested or signal.SIGTERM  # if only another process was asked
     run.log({"step": step, "stopped": signal.Signals(number).name})
-    message = f"stopped after step {step}; the same command with --resume goes on"
-    raise Ended(message, status=128 + number)
+    return Ended(f"stopped after step {step}; the same command with --resume goes on", 128 + number)
 
 
 # ---- 6. What it cost, and how it ends --------------------------------------
@@ -919,6 +988,7 @@ def print_results(task, model, autocast, scores, costs, seed):
     """Scores and costs, and one instance with the model's answers."""
     for name, value in {**in_words(task, scores), **costs}.items():
         print(f"{name:16}{value:>9}")
+    model.eval()
     with autocast, torch.no_grad():
         example = answered(task, model, seed)
     print(f"\n{wrapped(example)}")

@@ -6,8 +6,9 @@
     python assignment/grade.py --of FOLDER --json results.json         in Gradescope's format
     python assignment/grade.py --of submissions/* --csv grades.csv     several, a row each
 
-With --of, nothing of FOLDER runs but its code between "# exercise N" and "# end of exercise". It
-goes into a fresh copy of this repository, one exercise at a time.
+Without --of, one exercise is tested in this copy as it stands. With --of, nothing of FOLDER runs but
+its code between "# exercise N" and "# end of exercise". It goes into a fresh copy of this
+repository, one exercise at a time. That needs the solutions: a student's copy refuses --of.
 
 Exit status: 0 if every exercise that was graded is solved or skipped, 1 if not, 2 for bad input.
 
@@ -80,7 +81,8 @@ EXERCISES = {
             Group("values", 2, ("test_convolution_forward_alone pytorch",)),
             Group("gradient", 3, (
                 "test_convolution_equals_the_definition_in_float64 pytorch",
-                "test_convolution_gradcheck causal_conv]")),
+                "test_convolution_gradcheck causal_conv]",
+                "test_no_gradient_is_computed_that_nobody_needs")),
             Group("in place", 1, ("test_eager_convolution_makes_no_shifted_copies",)),
         ),
         entries=(
@@ -129,7 +131,11 @@ EXERCISES = {
     ),
     8: Exercise(
         "the linear recurrence, as a loop",
-        (Group("values", 4, ("test_recurrence_is_the_formula",)),),
+        (
+            Group("values", 4, (
+                "test_recurrence_is_the_formula",
+                "test_recurrence_in_bfloat16_keeps_its_state_in_float32")),
+        ),
     ),
     9: Exercise(
         "the same by matrix products",

@@ -62,7 +62,7 @@ def count(name, kernel_size, D):
 
     tiles, tensors = KERNELS[name]
     x, weight = torch.empty(16, 2048, D, device="meta"), torch.empty(kernel_size, D)
-    settings = kernels.grid(x, weight, **tiles)[3] | {"RESIDUAL": True}
+    settings = kernels.launch_for(x, weight, **tiles)[3] | {"RESIDUAL": True}
     elements = settings["ROWS"] * settings["COLS"] / 32  # per thread and turn of the loop
     usage, code = machine_code(getattr(kernels, f"{name}_kernel"), settings)
     registers, stack = (int(re.search(rf"{field}:(\d+)", usage)[1]) for field in ("REG", "STACK"))

@@ -18,6 +18,7 @@ from typing import Callable
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import plot
+from claims import MAIN_SCORES
 from tasks import score_text
 
 
@@ -26,14 +27,14 @@ class Comparison:
     """Every model is trained on every task."""
 
     minutes: int  # that a run takes at nano on one core
-    tasks: list
+    tasks: tuple
     models: dict  # {name: train.py's flags}, in the order of drawing
     figure: Callable  # (groups, scores, title) -> figure; groups: {name: its runs}
     scores: list  # that the figure shows; "k=" stands for k=1, k=2 and so on
     title: Callable  # groups -> what was found
     twice_the_steps: tuple = ()  # the models that train for twice the preset's steps
     half_the_width: tuple = ()  # the tasks whose models have half of the preset's width
-    recipes: dict = field(default_factory=dict)  # {task: flags}, where not the preset's recipe
+    at_nano: dict = field(default_factory=dict)  # {task: flags}, where it is not nano's recipe
 
 
 # ---- 1. What several comparisons share -------------------------------------
@@ -58,16 +59,8 @@ FULL_LINEAR = {
 # with its larger batches and its lower rate.
 FIRST_RECIPE = {"depo0": "--steps 24000 --batch-size 16 --lr 5e-3"}
 
-TASKS_SCORES = [
-    "depo0: answers",
-    "depo1: answers",
-    "depo2: answers",
-    "brevo1: all",
-    "brevo2: all",
-    "mano: longest",
-    "capo: bits/param",
-    "lano: sentences",
-]
+SYNTHETIC_TASKS = ("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano")
+TASKS_SCORES = [f"{task}: {MAIN_SCORES[task]}" for task in SYNTHETIC_TASKS]
 
 
 # ---- 2. Titles -------------------------------------------------------------
@@ -101,7 +94,7 @@ def copy_title(groups):
 
 
 def hops_title(groups):
-    hops, hops_without = hops_mastered(groups)
+    hops, hops_without = mastered_with_and_without(groups)
     up_to = f"with it, they follow up to {max(hops, default=0)}"
     most_without = max(hops_without, default=0)
     if most_without == 0:
@@ -109,14 +102,14 @@ def hops_title(groups):
     return f"Without Canon, these models follow up to {most_without} arrows; {up_to}"
 
 
-def hops_mastered(groups):
-    """What each run masters: with Canon, and without."""
+def mastered_with_and_without(groups):
+    """How many hops each run masters: with Canon, and without."""
     with_canon, without = [], []
-    for model, runs in groups.items():
-        if "Canon" in model:
-            with_canon += plot.last_scores(runs, "hops mastered")
+    for run in plot.all_runs(groups):
+        if run["model"]["canon"]:
+            with_canon += plot.last_scores([run], "hops mastered")
         else:
-            without += plot.last_scores(runs, "hops mastered")
+            without += plot.last_scores([run], "hops mastered")
     return with_canon, without
 
 
@@ -124,10 +117,10 @@ def depth_title(groups):
     most = hops_asked(groups)[-1]
     nope = plot.last_scores(groups.get("NoPE + Canon", []), "hops mastered")
     rope = plot.last_scores(groups.get("RoPE + Canon", []), "hops mastered")
-    _, without = hops_mastered(groups)
+    _, without = mastered_with_and_without(groups)
     return (
-        f"{most} hops are mastered on {how_many(nope, most)} seeds with NoPE + Canon, "
-        f"on {how_many(rope, most)} with RoPE + Canon, on {how_many(without, most)} without Canon"
+        f"{most} hops are mastered in {how_many(nope, most)} runs with NoPE + Canon, "
+        f"in {how_many(rope, most)} with RoPE + Canon, in {how_many(without, most)} without Canon"
     )
 
 
@@ -233,7 +226,7 @@ def draw_hops(groups, scores, title):
 COMPARISONS = {
     "copy": Comparison(
         minutes=1,
-        tasks=["copy"],
+        tasks=("copy",),
         models={
             "one layer": "",
             "one layer + Canon": "--canon abcd",
@@ -248,7 +241,7 @@ COMPARISONS = {
     ),
     "hops": Comparison(
         minutes=20,
-        tasks=["depo0"],
+        tasks=("depo0",),
         models=PAIRS,
         figure=draw_hops,
         scores=["hops mastered"],
@@ -256,21 +249,21 @@ COMPARISONS = {
     ),
     "depth": Comparison(
         minutes=27,
-        tasks=["depo0"],
+        tasks=("depo0",),
         models={
             **PAIRS,
             "RoPE, twice the steps": "",
             "NoPE, twice the steps": "--pos nope",
         },
         twice_the_steps=("RoPE, twice the steps", "NoPE, twice the steps"),
-        recipes=FIRST_RECIPE,
+        at_nano=FIRST_RECIPE,
         figure=plot.curves,
         scores=["k="],
         title=depth_title,
     ),
     "fewer": Comparison(
         minutes=20,
-        tasks=["depo0"],
+        tasks=("depo0",),
         models={
             **PAIRS,
             "RoPE, K=2": "--K 2",
@@ -281,14 +274,14 @@ COMPARISONS = {
             "NoPE, K=1": "--K 1 --pos nope",
         },
         twice_the_steps=("RoPE, K=2, twice the steps",),
-        recipes=FIRST_RECIPE,
+        at_nano=FIRST_RECIPE,
         figure=plot.bars,
         scores=["k=", "hops mastered"],
         title=fewer_title,
     ),
     "nope": Comparison(
-        minutes=20,
-        tasks=["depo0"],
+        minutes=5,
+        tasks=("depo1",),
         models={
             **PAIRS,
             **QUARTER,
@@ -300,8 +293,8 @@ COMPARISONS = {
         title=nope_title,
     ),
     "ablation": Comparison(
-        minutes=20,
-        tasks=["depo0"],
+        minutes=5,
+        tasks=("depo1",),
         models={
             "none": "",
             "A": "--canon a",
@@ -321,7 +314,7 @@ COMPARISONS = {
     ),
     "mlp": Comparison(
         minutes=6,
-        tasks=["mano", "capo"],
+        tasks=("mano", "capo"),
         models={
             "gated": "",
             "gated + Canon": "--canon abcd",
@@ -337,8 +330,8 @@ COMPARISONS = {
         title=mlp_title,
     ),
     "linear": Comparison(
-        minutes=45,
-        tasks=["depo0"],
+        minutes=10,
+        tasks=("depo1",),
         models={
             "GLA, no conv": "--mixer gla --no-short-conv",
             "GLA, conv": "--mixer gla --short-conv",
@@ -359,7 +352,7 @@ COMPARISONS = {
     ),
     "families": Comparison(
         minutes=20,
-        tasks=["depo0", "capo"],
+        tasks=("depo0", "capo"),
         models={
             **PAIRS,
             **QUARTER,
@@ -367,14 +360,14 @@ COMPARISONS = {
             "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd",
         },
         half_the_width=("capo",),
-        recipes=FIRST_RECIPE,
+        at_nano=FIRST_RECIPE,
         figure=plot.bars,
         scores=["k=", "hops mastered"],
         title=families_title,
     ),
     "tasks": Comparison(
         minutes=7,
-        tasks=["depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano"],
+        tasks=SYNTHETIC_TASKS,
         models=PAIRS,
         figure=plot.bars,
         scores=TASKS_SCORES,
@@ -382,7 +375,7 @@ COMPARISONS = {
     ),
     "text": Comparison(
         minutes=8,
-        tasks=["text"],
+        tasks=("text",),
         models={
             **PAIRS,
             "RoPE, one more layer": "--n-layer 5",

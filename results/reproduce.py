@@ -66,7 +66,8 @@ class Wanted:
 
 def words_for(comparison, task, model, flags):
     """train.py's words for a model on a task. flags: further ones, for all models alike."""
-    flags = comparison.recipes.get(task, "").split() + flags
+    if usual_recipe(task, flags).preset == "nano":
+        flags = comparison.at_nano.get(task, "").split() + flags
     words = ["--task", task] + comparison.models[model].split() + flags
     if model in comparison.twice_the_steps:
         words += ["--steps", str(2 * usual_recipe(task, flags).training.steps)]
@@ -115,8 +116,8 @@ def at_rates(run, rates):
 
 
 def finished_runs(shipped=True):
-    """The finished runs in out/, and the shipped ones in results/, with scores made of others; and
-    what is damaged."""
+    """The finished runs in out/, and the shipped ones, which are in files named runs.json in
+    results/, with scores made of others; and what is damaged."""
     paths = sorted(Path("out").glob("*/"))
     if shipped:
         paths = sorted(HERE.rglob("runs.json")) + paths
@@ -146,7 +147,8 @@ def model_of(recipe):
     text it was, as `on_one_text` sees to that.
     """
     task = {name: value for name, value in recipe["task"].items() if name not in WHICH_TEXT}
-    training = {name: value for name, value in recipe["training"].items() if name != "lr"}
+    training = run_folders.with_defaults(train.Training, recipe["training"])
+    del training["lr"]
     parts = {"task": task, "model": recipe["model"], "dtype": recipe["dtype"]}
     return json.dumps({**parts, "training": training}, sort_keys=True)
 
@@ -432,7 +434,7 @@ def claims_page(runs):
             if verdict.outcome != NOT_RUN:
                 each = [f"{seeds} {seeds.in_print()}" for seeds in verdict.models]
                 here = f"{verdict.models[0].score}: {'; '.join(each)}"
-            title = claim.title + claim.mark(task).removeprefix(result)
+            title = claim.title if task in claim.before_the_runs else f"{claim.title}*"
             rows.append([title, claim.paper_on(task), verdict.rule, here, where, verdict.outcome])
         parts.append(f"## {result}: {about}")
         parts.append(plot.markdown(rows) if mine else "Not tried here.")
@@ -488,9 +490,9 @@ def read_command_line(argv):
         add = names.add_parser(name, allow_abbrev=False).add_argument
         add("--dry-run", action="store_true", help="print the command of each run")
         add("--draw", action="store_true", help="train nothing")
-        add("--seeds", type=count, default=3, help="of each model (default: 3)")
+        add("--seeds", type=count, default=SEEDS, help=f"of each model (default: {SEEDS})")
         add("--jobs", type=count, help="runs side by side (default: one per core; one on a GPU)")
-        add("--lr", type=rates, default=[], help="learning rates to try, as in 2e-3,4e-3")
+        add("--lr", type=list_of_rates, default=[], help="learning rates to try, as in 2e-3,4e-3")
         add("--out", type=Path, default="out", help="the folder for the figure (default: out)")
         add("--program", help="a program of your own, in place of train.py")
     options, flags = parser.parse_known_args(argv)
@@ -511,7 +513,7 @@ def count(text):
     return int(text)
 
 
-def rates(text):
+def list_of_rates(text):
     try:
         found = {float(rate) for rate in text.split(",")}
     except ValueError:
@@ -537,7 +539,7 @@ def list_comparisons():
         for claim in CLAIMS:
             if claim.comparison == name and claim.result not in results:
                 results.append(claim.result)
-        runs = 3 * len(comparison.models) * len(comparison.tasks)
+        runs = SEEDS * len(comparison.models) * len(comparison.tasks)
         hours = runs * comparison.minutes / 60 / 2
         about = f"{', '.join(results):16}{runs:3} runs"
         print(f"{name:10}{about}, {hours:4.1f} hours at nano on two cores")
