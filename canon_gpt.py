@@ -119,9 +119,9 @@ class Config:
 # ---- 2. Canon --------------------------------------------------------------
 #
 # Attention can look anywhere, yet moving information one token to the right costs it a whole layer.
-# Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1 tells each
-# token what stands before it. Then layer 2 can search for the token that stands after an "Ada". A
-# Canon layer does the first with four weights per channel.
+# Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1 tells
+# each token what stands before it. Then layer 2 can search for the token that stands after an
+# "Ada". A Canon layer does the first with four weights per channel.
 
 
 def canon_by_hand(x, weight):
@@ -779,12 +779,14 @@ def into_chunks(x, N, C):
     """(B, T, H, ..) -> (N, B, H, C, ..), zeros behind: they write nothing, and do not fade."""
     missing = N * C - x.shape[1]
     x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))
-    return x.unflatten(1, (N, C)).permute(1, 0, 3, 2, 4)
+    x = x.unflatten(1, (N, C))  # (B, N, C, H, ..)
+    return x.transpose(0, 1).transpose(2, 3)
 
 
 def from_chunks(o, T, dtype):
     """(N, B, H, C, V) -> (B, T, H, V)."""
-    return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :T].to(dtype)
+    o = o.transpose(0, 1).transpose(2, 3)  # (B, N, C, H, V)
+    return o.flatten(1, 2)[:, :T].to(dtype)
 
 
 def chunked_linear_attention(
@@ -828,8 +830,11 @@ def chunked_linear_attention(
     # steps 2 to 4, chunk by chunk
     fade_out = decay_until_end(g).exp()  # (N, B, H, C, K or 1)
     whole_decay = fade_in[..., -1, :, None]  # (N, B, H, K or 1, 1)
-    B, H, V = v.shape[1], v.shape[2], v.shape[4]
-    S = v.new_zeros(B, H, k.shape[4], V) if state is None else at_least_float32(state)
+    if state is None:
+        _, B, H, _, V = v.shape
+        S = v.new_zeros(B, H, k.shape[4], V)
+    else:
+        S = at_least_float32(state)
     o = []
     for n in range(N):
         U = U0[n]

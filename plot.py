@@ -413,7 +413,7 @@ def spread(heights, gap):
 
 
 def bars(groups, scores=None, title=None, below=None):
-    """The last scores, a panel for each score and a row for each model: bars are medians, dots runs."""
+    """The last scores, a panel a score and a row a model: bars are medians, dots runs."""
     scores = scores or score_names(groups)
     legend = "Bars and numbers: medians; dots: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
@@ -609,7 +609,8 @@ def about_chance(groups, scores):
 
 
 def facts(run):
-    task, model, training = run["task"], run["model"], run["training"]
+    task, model = run["task"], run["model"]
+    training = run["training"]
     found = [f"task {task['name']}"]
     for field in ("N", "K", "L"):
         if field in task:
@@ -636,8 +637,10 @@ class AttentionWatcher(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if function is F.scaled_dot_product_attention:
-            by_name = [kwargs.pop(name) for name in ("query", "key", "value") if name in kwargs]
-            args = (*args, *by_name)
+            args = list(args)
+            for name in ("query", "key", "value"):
+                if name in kwargs:
+                    args.append(kwargs.pop(name))
             q, k, _ = args
             identity = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)  # (B, H, T, T)
             self.maps.append(function(q, k, identity, **kwargs)[0])

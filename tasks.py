@@ -85,7 +85,8 @@ class Task:
     It defines `documents`; `meaning`, one line about them; `vocabulary`, what each token stands for
     (token 0 is padding); and, if it scores otherwise, `evaluate` and `scores`. The defaults of its
     constructor's arguments are its usual sizes. train.py has options for the arguments of our
-    tasks, such as N; one of another name needs an option there. make_task adds `name` and `settings`.
+    tasks, such as N; one of another name needs an option there. make_task adds `name` and
+    `settings`.
     """
 
     scores = {"sequences": "share", "tokens": "share"}  # {score: unit}, of what evaluate returns
@@ -1065,9 +1066,9 @@ class Capo(Task):
             bits = N log2(N0 / e^p1) + N log2(S0 / e^p2),  no term below zero    (paper Section 3)
 
         There are N0 possible names and S0 possible sets of facts. A person's name costs the model
-        p1 nats on average, the facts p2. The work city follows from the employer: it adds nothing to
-        S0, but costs a model that does not know it. Embeddings of tokens that nobody has do not count as
-        parameters.
+        p1 nats on average, the facts p2. The work city follows from the employer: it adds nothing
+        to S0, but costs a model that does not know it. Embeddings of tokens that nobody has do not
+        count as parameters.
         """
         rng = np.random.default_rng([seed, EVAL])
         lives = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
@@ -1112,10 +1113,10 @@ def meeting_order(seed, epoch, N):
 #
 #     [def forward(self, x): ..]
 #
-# Does Canon help on real text? The paper trains on web text. A laptop can use a text that comes with
-# Python, its standard library, or a file of yours. A token is a byte, so nothing stands between text
-# and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the score is how many
-# bits the model needs for each of its bytes.
+# Does Canon help on real text? The paper trains on web text. A laptop can use a text that comes
+# with Python, its standard library, or a file of yours. A token is a byte, so nothing stands between
+# text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the score is how
+# many bits the model needs for each of its bytes.
 
 
 class Text(Task):

@@ -2785,15 +2785,16 @@ class Unusual(Canon):
         return self.dropout(super().forward(x, state))
 
 
-def test_dropout_is_off_in_evaluations_and_unused_weights_resume(here):
+def test_dropout_is_off_in_evaluations_and_unused_weights_resume(here, monkeypatch):
     made = []
 
     def unusual(width, config):
         made.append(Unusual(width, config))
         return made[-1]
 
-    with patch.dict(canon_gpt.CANONS, own=unusual), patch.object(CanonGPT, "parameter_counts") as counts:
-        counts.return_value = {"total": 1, "embeddings": 1, "canon": 1}
+    counts = {"total": 1, "embeddings": 1, "canon": 1}  # `unusual` is no class to count by
+    monkeypatch.setattr(CanonGPT, "parameter_counts", lambda model: counts)
+    with patch.dict(canon_gpt.CANONS, own=unusual):
         with interruption(9), pytest.raises(SystemExit):
             train.main(tiny("--steps 20 --canon a --canon-type own"))
         train.main(tiny("--steps 20 --canon a --canon-type own --resume"))
@@ -3343,7 +3344,7 @@ def test_groups_are_ordered_by_meaning():
 
 
 def test_no_two_recipes_share_a_label():
-    """Of one recipe and seed the later run counts; where recipes differ, their labels say in what."""
+    """Of one recipe and seed the later run counts; where recipes differ, their labels say how."""
     older, newer = toy_run((0.1,)), toy_run((0.2,))
     assert plot.group([older, newer]) == {"RoPE": [newer]}
     deeper = toy_run((0.3,), n_layer=2)
@@ -4799,7 +4800,8 @@ def test_own_layers_stream(options):
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
     text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
-    shown = [(name, "nano") for name in ("copy", "depth", "fewer", "tasks", "mlp", "families", "text")]
+    names = ("copy", "hops", "depth", "fewer", "tasks", "mlp", "families", "text")
+    shown = [(name, "nano") for name in names]
     for name, preset in (*shown, ("copy", "small")):
         with pytest.raises(SystemExit, match="0|False"):
             reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])

@@ -20,6 +20,7 @@ import random
 import sys
 import types
 from collections import Counter, defaultdict, deque
+from itertools import chain
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -661,7 +662,8 @@ def sum_up_depo(task, tokens, labels):
     while words[place][0] <= task.ans:
         place += 1
     sources, targets = words[0:place:2], words[1:place:2]
-    hops, asked, answers = words[place::4], words[place + 1 :: 4], words[place + 3 :: 4]
+    hops, asked = words[place::4], words[place + 1 :: 4]
+    answers = words[place + 3 :: 4]
     n = len(sources)
     following = dict(zip(sources, targets))
     valid = tokens[0] == task.bos and len(following) == n and len(set(asked)) == min(n, 10)
@@ -693,7 +695,8 @@ def sum_up_depo(task, tokens, labels):
 def sum_up_brevo(task, tokens, labels):
     words = task.words.split(tokens[1:])
     query = words.index((task.query,))
-    edges, asked, answer = words[:query], words[query + 1], words[query + 3 : -1]
+    edges, asked = words[:query], words[query + 1]
+    answer = words[query + 3 : -1]
     prompt = tokens.index(task.ans) + 1
     parents = defaultdict(list)
     for parent, child in zip(edges[::2], edges[1::2]):
@@ -862,7 +865,7 @@ def spoil(kind, words, edges, dice):
     """Changes words, an answer's, in one of the ways of SPOILT. False where that is impossible."""
     i = dice.randrange(len(words) - 1)
     if kind == "two neighbours swapped":
-        words[i : i + 2] = [words[i + 1], words[i]]
+        words.insert(i, words.pop(i + 1))
     if kind == "a node left out":
         del words[i]
     if kind == "a node too many":
@@ -907,7 +910,7 @@ def compare_verifiers(table, generators):
                 edges = task.words.split(tokens[1 : tokens.index(task.query)])
                 words = task.words.split(tokens[start:-1])
                 if spoil(kind, words, edges, dice):
-                    answer = [token for word in words for token in word] + [task.eos]
+                    answer = [*chain.from_iterable(words), task.eos]
                     in_his = [names.get(token, token) for token in tokens[:start] + answer]
                     verdicts[task.verify(tokens[:start], answer), verify(in_his)[0]] += 1
             ours = verdicts[True, True] + verdicts[True, False]

@@ -31,7 +31,8 @@ class Benchmark:
         default = "beside the script, named by the device; with --toy, nowhere"
         parser.add_argument("--out", type=Path, metavar="FILE", help=f"for the rows ({default})")
         args = parser.parse_args(argv)
-        self.toy, self.header, self.left_out = args.toy, None, set()
+        self.toy = args.toy
+        self.header, self.left_out = None, set()
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(0)
         torch.set_num_threads(1)

@@ -56,7 +56,8 @@ def implementations(device, toy):
 
 def main(argv=None):
     bench = Benchmark(__file__, __doc__, argv)
-    device, dtype, rounds = bench.device, torch.float32, 3 if bench.toy else 100
+    device, dtype = bench.device, torch.float32
+    rounds = 3 if bench.toy else 100
     shapes = [(2, 9, 32)] if bench.toy else [(32, 52, D) for D in (64, 192, 336)]
     if device == "cuda" and not bench.toy:
         dtype = torch.bfloat16 if gpu_has_bfloat16() else torch.float16
@@ -65,7 +66,8 @@ def main(argv=None):
         x, dy = torch.randn(2, B, T, D, device=device, dtype=dtype)
         w = torch.rand(4, D, device=device) - 0.5
         exact = causal_conv_reference(x.float(), w)
-        forward, backward, errors = {"copy": partial(torch.empty_like(x).copy_, x)}, {}, {}
+        forward = {"copy": partial(torch.empty_like(x).copy_, x)}
+        backward, errors = {}, {}
         x = x.clone().requires_grad_()
         for name, (conv, layout) in implementations(device, bench.toy).items():
             with bench.optional(name):

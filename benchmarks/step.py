@@ -119,7 +119,8 @@ def compare(bench, name, preset, batch_size, compiled, models, rounds, baseline=
     """Rows for these models at the size of a task's preset, beside a baseline."""
     torch._dynamo.reset()
     recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
-    task, device, sizes = make_task(**recipe.task), bench.device, recipe.model
+    task = make_task(**recipe.task)
+    device, sizes = bench.device, recipe.model
     batches = []
     for number in range(4):
         tokens, mask = (torch.from_numpy(a).to(device) for a in task.batch(0, number, batch_size))

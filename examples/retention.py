@@ -26,7 +26,7 @@ class Retention(LinearMixer):
 
     def forward(self, x, state=None):  # (B, T, D) -> (B, T, D)
         q, k, v = self.canon(self.qkv(x), state).chunk(3, dim=-1)
-        q, k, v = heads(q, self.n_head), heads(k, self.n_head), heads(v, self.n_head)
+        q, k, v = (heads(u, self.n_head) for u in (q, k, v))
         decay = 1 - 2.0 ** -torch.arange(5.0, 5 + self.n_head, device=x.device)
         log_decay = decay.log().expand(q.shape[:3])  # (B, T, H)
         o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, state=state)

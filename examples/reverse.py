@@ -21,8 +21,9 @@ class Reverse(Copy):
         found = []
         for document in super().documents(rng, count):
             numbers = document.tokens[1 : self.N + 1]
-            tokens = [self.bos, *numbers, self.query, *reversed(numbers)]
-            found.append(Document(tokens, document.targets))  # the same places count in the loss
+            backward = Document([self.bos, *numbers, self.query])
+            backward.ask(numbers[::-1])  # what is asked counts in the loss
+            found.append(backward)
         return found
 
 

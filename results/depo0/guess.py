@@ -19,9 +19,10 @@ CYCLES = 5000
 def chance_of_a_good_guess(N, K):
     """The mean over all answers of cycles with N nodes, asked as task.evaluate asks."""
     task, rng = make_task("depo0", N=N, K=K), np.random.default_rng(0)
-    hops = rng.permutation(np.resize(task.hops, CYCLES * N))
+    hops = rng.permutation(np.resize(task.hops, CYCLES * N)).tolist()
+    sizes = [N for _ in range(CYCLES)]
     chances = []
-    for document, answers in task.instances(rng, [N] * CYCLES, hops.tolist()):
+    for document, answers in task.instances(rng, sizes, hops):
         answered = {k: set() for k in task.hops}
         for k, answer, _ in answers:
             asked_about = document.tokens[answer - 2]

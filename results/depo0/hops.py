@@ -28,7 +28,8 @@ def attention_to_hops(task, model):
     """
     if task.name != "depo0":
         raise ValueError(f"its task is {task.name}, not depo0")
-    sizes, hops = [task.N] * CYCLES, [task.K] * (CYCLES * task.N)
+    sizes = [task.N for _ in range(CYCLES)]
+    hops = [task.K for _ in range(CYCLES * task.N)]
     askers = {"the question's node": 2, "<ans>": 1}  # how far before the answer
     shares = {asker: [] for asker in askers}  # of each question: (heads, K)
     for document, answers in task.instances(np.random.default_rng(0), sizes, hops):
