@@ -202,7 +202,8 @@ class NoCanon(nn.Module):
 # class with the constructor (width, config). Its forward(x, state) keeps the shape and looks back
 # only. In a stream it keeps what it needs in state[self], for example by `tail_of_stream`. CanonGPT
 # redraws the weights of Linear and Embedding layers and zeroes their biases, in your class, too. To
-# choose a start yourself, use a bare nn.Parameter.
+# choose a start yourself, use a bare nn.Parameter. The options canon_kernel, canon_residual,
+# canon_silu and canon_frozen are yours to obey, or to refuse by config.refuse.
 CANONS = {"conv": Canon}
 
 

@@ -3602,8 +3602,25 @@ def test_the_last_hop_ends_at_the_answer(monkeypatch):
     hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
     shares = hops["attention_to_hops"](task, model=None)
     # The last answer of each instance is cut off, so one of five questions is not seen.
-    assert_close(shares["the question's node"][1, 1], torch.tensor([0.0, 0.8]))
-    assert_close(shares["<ans>"][1, 2], torch.tensor([0.0, 0.8]))
+    assert_close(shares["the question's node"]["1.1"], torch.tensor([0.0, 0.8]))
+    assert_close(shares["<ans>"]["1.2"], torch.tensor([0.0, 0.8]))
+
+
+def test_a_layer_is_switched_off_and_on_again(monkeypatch):
+    """The model knows what the task scores: how many of its layers attend."""
+    task = make_task("depo0", N=5, K=2)
+    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=2, n_head=2, d_model=16))
+    outs = [block.mixer.out.weight for block in model.blocks]
+
+    def scores(model, seed, n):
+        return {f"k={k}": 0.25 * k * float(bool(out.any())) for k, out in enumerate(outs, 1)}
+
+    monkeypatch.setattr(task, "evaluate", scores)
+    hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
+    right = hops["right_without_a_layer"](task, model)
+    want = {"nothing": [0.25, 0.5], "layer 1": [0.0, 0.5], "layer 2": [0.25, 0.0]}
+    assert {off: shares.tolist() for off, shares in right.items()} == want
+    assert all(out.any() for out in outs) and task.hops == [1, 2]
 
 
 # The command line

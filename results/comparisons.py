@@ -240,11 +240,11 @@ COMPARISONS = {
         title=copy_title,
     ),
     "hops": Comparison(
-        minutes=20,
+        minutes=15,
         tasks=("depo0",),
         models=PAIRS,
         figure=draw_hops,
-        scores=["hops mastered"],
+        scores=["k=", "hops mastered"],
         title=hops_title,
     ),
     "depth": Comparison(

@@ -1,8 +1,10 @@
-"""Which hop's end each head looks at:   python results/depo0/hops.py out/RUN
+"""Which layer makes which hop:   python results/depo0/hops.py out/RUN
 
 Asks a trained Depo0 model for K hops on 60 cycles of N nodes. The end of a hop is the second name
-of its edge, with the two tokens behind it, into which Canon mixes the name. Prints which share of
-its attention each head gives to it, on average, and draws that as hops.png in the run's folder.
+of its edge, with the two tokens behind it, into which Canon mixes the name. Measures which share of
+its attention each head gives to it, on average. Then switches off the attention of one layer at a
+time, and scores the model on 200 other cycles. Prints both as tables, and draws them as hops.png in
+the run's folder.
 """
 
 import argparse
@@ -18,11 +20,12 @@ import plot
 import runs
 
 CYCLES = 60
+SCORED_CYCLES = 200
 EDGE = 3  # tokens: "x y ,"
 
 
 def attention_to_hops(task, model):
-    """{asker: {(layer, head): (K,)}}: the mean shares of attention that the ends of the K hops get.
+    """{asker: {"layer.head": (K,)}}: the mean shares of attention that the ends of the K hops get.
 
     The askers are the two tokens before an answer: the question's node, and <ans>.
     """
@@ -42,9 +45,10 @@ def attention_to_hops(task, model):
                 row = attention[:, answer - before]  # (heads, T)
                 to_ends = [row[:, end : end + EDGE].sum(-1) for end in ends]
                 shares[asker].append(torch.stack(to_ends, dim=1))
+    heads = [f"{layer}.{head}" for layer, head in maps]
     means = {}
     for asker, found in shares.items():
-        means[asker] = dict(zip(maps, torch.stack(found).mean(0)))
+        means[asker] = dict(zip(heads, torch.stack(found).mean(0)))
     return means
 
 
@@ -60,22 +64,41 @@ def hop_ends(task, tokens, node):
     return ends
 
 
-def show(shares, K, path):
-    """Print the shares as tables, and draw them."""
-    hops = [f"hop {hop}" for hop in range(1, K + 1)]
-    title = f"Asked for {K} hops, where does a head look?"
+@torch.no_grad()
+def right_without_a_layer(task, model):
+    """{what is off: (K,)}: the shares of right answers to 1 .. K hops, with nothing switched off, and
+    with the attention of one layer."""
+    task.hops = list(range(1, task.K + 1))
+
+    def shares():
+        return torch.tensor(list(task.evaluate(model, seed=0, n=SCORED_CYCLES).values()))
+
+    found = {"nothing": shares()}
+    for layer, block in enumerate(model.blocks, 1):
+        weight = block.mixer.out.weight
+        saved = weight.clone()
+        weight.zero_()
+        found[f"layer {layer}"] = shares()
+        weight.copy_(saved)
+    return found
+
+
+def show(panels, K, path):
+    """Print {title: {column: (K,)}} as tables, and draw them."""
+    hops = [f"{hop} hop" if hop == 1 else f"{hop} hops" for hop in range(1, K + 1)]
+    title = "Which layer makes which hop?"
     below = (
-        "Columns: layer.head. The darker, the more of its attention a head gives to a hop's end."
+        f"Attention: asked for {K} hops, the share that a head (layer.head) gives to where each "
+        "hop ends. Dark: all of it. Right answers: dark: all are right."
     )
-    figure, axes = plot.make_grid(len(shares), 1, 0.6 + 0.3 * K, title, below)
-    for axis, (asker, by_head) in zip(axes, shares.items()):
-        heads = [f"{layer}.{head}" for layer, head in by_head]
-        values = torch.stack(list(by_head.values()), dim=1)  # (K, heads)
-        plot.heat_map(axis, values, hops, heads, f"From {asker}")
-        rows = [["", *heads]]
+    figure, axes = plot.make_grid(len(panels), 1, 0.6 + 0.3 * K, title, below)
+    for axis, (name, columns) in zip(axes, panels.items()):
+        values = torch.stack(list(columns.values()), dim=1)  # (K, columns)
+        plot.heat_map(axis, values, hops, list(columns), name)
+        rows = [["", *columns]]
         for hop, row in zip(hops, values):
             rows.append([hop, *(f"{share:.2f}" for share in row)])
-        print(f"From {asker}:\n\n{plot.markdown(rows)}\n")
+        print(f"{name}:\n\n{plot.markdown(rows)}\n")
     plot.save(figure, path)
 
 
@@ -87,8 +110,11 @@ def main():
     folder = parser.parse_args().folder
     try:
         task, model = runs.load_model(folder)
-        shares = attention_to_hops(task, model)
-        show(shares, task.K, folder / "hops.png")
+        panels = {}
+        for asker, by_head in attention_to_hops(task, model).items():
+            panels[f"Attention from {asker}"] = by_head
+        panels["Right answers, with attention switched off in"] = right_without_a_layer(task, model)
+        show(panels, task.K, folder / "hops.png")
     except (ValueError, OSError) as error:
         print(f"hops.py: {folder}: {error}", file=sys.stderr)
         sys.exit(2)
