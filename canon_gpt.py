@@ -690,8 +690,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #
 #    with L like A, of k and k, but without the diagonal: (I + b L) U = b (V - K_in S), b now the
-#    diagonal matrix of all b_t. Solved for V and for K_in, before any S is known, that leaves
-#    U = U0 - W S (the "WY form").
+#    diagonal matrix of all b_t. With R = (I + b L)^-1 b, which needs no S, that is U = U0 - W S for
+#    U0 = R V and W = R K_in (the "WY form").
 #
 # 3. The outputs of the chunk are o = Q_in S + A U.
 #
@@ -743,12 +743,12 @@ def decayed_products(q, k, g):
     A = (q * k).sum(-1)[..., None, None]  # (.., C, 1, 1): C blocks of one step
     size = 1
     while size < C:
-        pairs = (-1, 2, size)  # of neighbouring blocks
-        g0, g1 = g.unflatten(-2, pairs).unbind(-3)  # (.., blocks / 2, size, K)
-        k0, _ = k.unflatten(-2, pairs).unbind(-3)
-        _, q1 = q.unflatten(-2, pairs).unbind(-3)
-        from_start = q1 * g1.cumsum(-2).exp()
-        until_end = k0 * decay_until_end(g0).exp()
+        in_pairs = (-1, 2, size)  # the pairs, first or second block, steps of a block
+        g0, g1 = g.unflatten(-2, in_pairs).unbind(-3)  # (.., pairs, size, K)
+        k0, _ = k.unflatten(-2, in_pairs).unbind(-3)
+        _, q1 = q.unflatten(-2, in_pairs).unbind(-3)
+        from_start = q1 * g1.cumsum(-2).exp()  # faded from where the two meet to t
+        until_end = k0 * decay_until_end(g0).exp()  # faded from s to where they meet
         across = float32_product(from_start, until_end.mT)
         A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
         upper = torch.cat([A0, torch.zeros_like(A0)], -1)
@@ -821,8 +821,7 @@ def chunked_linear_attention(
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
-        # R = (I + bL)^-1 b: the solver ignores bL's own diagonal, and takes ones on it
-        bL = b * decayed_products(k, k, g)
+        bL = b * decayed_products(k, k, g)  # its diagonal is not L's, but the solver takes ones
         diagonal = torch.diag_embed(b[..., 0])
         R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
         U0, W = R @ v, R @ (k * fade_in)
@@ -850,9 +849,10 @@ def chunked_linear_attention(
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
-# Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own, the b of AbCD),
-# turns some projections into decays and strengths, runs the recurrence, gates what it read, and
-# projects back. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key, query and decays
+# Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own), turns some
+# projections into decays and strengths, runs the recurrence, gates what it read, and projects back.
+# The paper's Canon-AbCD, with a small b, is Canon at A, C and D beside the short convolution: here
+# canon="acd" and short_conv=True. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key, query and decays
 # add 144 D, a fifth at 64 dims.
 
 

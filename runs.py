@@ -129,7 +129,7 @@ class Run:
         run.save(model, optimizer, step, seconds)     writes ckpt.pt
 
         run = Run(folder, about, resume=True)
-        step, seconds = run.restore(model, optimizer, steps)
+        step, seconds = run.restore(model, optimizer, training)
 
     about   what config.json will hold, the parts in RECIPE_PARTS among it
     writes  False in all but the first process of torchrun: these only restore
@@ -137,7 +137,7 @@ class Run:
     """
 
     def __init__(self, folder, about, resume=False, writes=True):
-        self.folder, self.writes = Path(folder), writes
+        self.folder, self.about, self.writes = Path(folder), about, writes
         self.recipe = {part: about[part] for part in RECIPE_PARTS}
         self.lines = []  # the log, dicts
         self.log_file = None
@@ -149,9 +149,12 @@ class Run:
             self.require_unused()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_file = self.open_and_lock()
-        if not resume or not config_is_sound(self.folder):
-            text = json.dumps(about, indent=1) + "\n"
-            write_atomically(self.folder / "config.json", text.encode())
+        if not resume:
+            self.write_config()
+
+    def write_config(self):
+        text = json.dumps(self.about, indent=1) + "\n"
+        write_atomically(self.folder / "config.json", text.encode())
 
     def require_unused(self):
         """A run without a checkpoint has not begun, so it may start again."""
@@ -183,15 +186,22 @@ class Run:
             pass
         return file
 
-    def restore(self, model, optimizer, steps):
-        """Set model, optimizer and log back to the checkpoint. Returns its step and seconds."""
+    def restore(self, model, optimizer, training):
+        """Set model, optimizer and log back to the checkpoint. Returns its step and seconds.
+
+        training  the dataclass of the recipe's training
+        """
         saved = read_checkpoint(self.folder)
-        begun = {**saved["recipe"], "model": with_defaults(Config, saved["recipe"]["model"])}
+        begun = dict(saved["recipe"])
+        begun["model"] = with_defaults(Config, begun["model"])
+        begun["training"] = with_defaults(type(training), begun["training"])
         differences = recipe_differences(begun, self.recipe)
         if differences:
             raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
+        if self.writes and not config_is_sound(self.folder):
+            self.write_config()
         try:
-            if saved["step"] > steps:
+            if saved["step"] > training.steps:
                 raise ValueError(f"step = {saved['step']}")
             load_weights(model, saved["model"])
             kind = type(optimizer).__name__
@@ -250,13 +260,14 @@ def recipe_differences(old, new, name=""):
 def with_defaults(kind, values):
     """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
 
-    A run that is older than a field of Config is as if the field had its default.
+    A run that is older than a field is as if the field had its default. That is not for fields that
+    the dataclass changes itself, as Config does with short_conv.
     """
     defaults = {}
     for field in dataclasses.fields(kind):
         if field.default is not dataclasses.MISSING:
             defaults[field.name] = field.default
-    return {**json.loads(json.dumps(defaults)), **values}
+    return {**json.loads(json.dumps(defaults)), **values}  # as in JSON, tuples are lists
 
 
 def config_is_sound(folder):

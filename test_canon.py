@@ -2757,7 +2757,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(ends, monkeypatch):
 
 class LooksAhead(Canon):
     def forward(self, x, state=None):
-        return x + x.roll(-1, dims=1)
+        return super().forward(x, state) + 0.1 * x.roll(-1, dims=1) * self.weight[1]
 
 
 class ForgetsItsStream(Canon):
@@ -2765,10 +2765,29 @@ class ForgetsItsStream(Canon):
         return super().forward(x)
 
 
-@parametrize("layer", (LooksAhead, ForgetsItsStream))
-def test_a_layer_that_looks_ahead_or_forgets_is_refused(layer, ends):
+FAULTS = {LooksAhead: "a layer looks ahead", ForgetsItsStream: "does not keep in state[self]"}
+
+
+@parametrize("point", "abcd")
+@parametrize("layer", FAULTS)
+def test_a_layer_that_looks_ahead_or_forgets_is_refused(layer, point, ends):
     with patch.dict(canon_gpt.CANONS, own=layer):
-        ends(tiny("--canon abcd --canon-type own"), "canon_type own", "looks ahead")
+        ends(tiny(f"--canon {point} --canon-type own"), "canon_type own", FAULTS[layer])
+
+
+def test_a_pattern_may_need_more_layers_than_the_preset_has(here):
+    train.main(tiny("--mixer gdn,attention --n-layer 2 --steps 2"))
+    _, recipe = train.read_command_line([*TINY, "--mixer", "gdn,attention", "--n-layer", "2"])
+    assert "n-layer=2" in train.unlike_preset(recipe)
+
+
+def test_resume_with_another_recipe_leaves_config_alone(ends):
+    with interruption(9), pytest.raises(SystemExit):
+        train.main(tiny("--steps 20"))
+    Path("run/config.json").unlink()
+    ends(tiny("--steps 20 --lr 0.5 --resume"), "lr = 0.01, not 0.5")
+    train.main(tiny("--steps 20 --resume"))
+    assert json.loads(Path("run/config.json").read_text())["training"]["lr"] == 0.01
 
 
 class Unusual(Canon):
@@ -2808,7 +2827,7 @@ def test_a_run_older_than_a_field_has_its_default(here):
     with interruption(9), pytest.raises(SystemExit):
         train.main(tiny("--steps 20 --eval-every 5"))
     saved = checkpoint("run")
-    del saved["recipe"]["model"]["canon_frozen"]
+    del saved["recipe"]["model"]["canon_frozen"], saved["recipe"]["training"]["schedule"]
     torch.save(saved, "run/ckpt.pt")
     path = Path("run/config.json")
     config = json.loads(path.read_text())
@@ -2905,6 +2924,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--dtype float16", "dtype = 'float16'"),
     ("--mixer gla --pos alibi", "pos = 'alibi'"),
     ("--mixer gla --n-head 4", "n_head = 4"),
+    ("--mixer gla --pos rope", "pos = rope"),
     ("--n-head 3", "d_model = 16"),
     ("--block-size 9", "block_size = 9"),
     ("--K 5", "K = 5"),
@@ -3600,7 +3620,8 @@ def test_the_last_hop_ends_at_the_answer(monkeypatch):
 
     monkeypatch.setattr(plot, "attention_maps", maps_that_know)
     hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
-    shares = hops["attention_to_hops"](task, model=None)
+    model = SimpleNamespace(config=SimpleNamespace(has_attention=True))
+    shares = hops["attention_to_hops"](task, model)
     # The last answer of each instance is cut off, so one of five questions is not seen.
     assert_close(shares["the question's node"]["1.1"], torch.tensor([0.0, 0.8]))
     assert_close(shares["<ans>"]["1.2"], torch.tensor([0.0, 0.8]))

@@ -31,6 +31,10 @@ def attention_to_hops(task, model):
     """
     if task.name != "depo0":
         raise ValueError(f"its task is {task.name}, not depo0")
+    if task.words.longest > 1:
+        raise ValueError("its names have several tokens")
+    if not model.config.has_attention:
+        raise ValueError(f"its mixer, {model.config.mixer}, has no attention")
     sizes = [task.N for _ in range(CYCLES)]
     hops = [task.K for _ in range(CYCLES * task.N)]
     askers = {"the question's node": 2, "<ans>": 1}  # how far before the answer
@@ -89,7 +93,7 @@ def show(panels, K, path):
     title = "Which layer makes which hop?"
     below = (
         f"Attention: asked for {K} hops, the share that a head (layer.head) gives to where each "
-        "hop ends. Dark: all of it. Right answers: dark: all are right."
+        "hop ends. Dark is all of it; spread evenly it would be 0.06. Right answers: dark is all."
     )
     figure, axes = plot.make_grid(len(panels), 1, 0.6 + 0.3 * K, title, below)
     for axis, (name, columns) in zip(axes, panels.items()):
