@@ -412,19 +412,23 @@ def spread(heights, gap):
     return places
 
 
-def bars(groups, scores=None, title=None, below=None):
-    """The last scores, a panel a score and a row a model: bars are medians, dots runs."""
+def bars(groups, scores=None, title=None, below=None, headings=None):
+    """The last scores, a panel a score and a row a model: bars are medians, dots runs.
+
+    headings  {score: what stands above its panel}, where it is not the score's name
+    """
+    headings = headings or {}
     scores = scores or score_names(groups)
     legend = "Bars and numbers: medians; dots: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
     height = 0.8 + 0.32 * len(groups)
     figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
     for axis, score in zip(axes, scores):
-        draw_bars(axis, groups, score)
+        draw_bars(axis, groups, score, headings.get(score, heading(score)))
     return figure
 
 
-def draw_bars(axis, groups, score):
+def draw_bars(axis, groups, score, title):
     unit, look_of = unit_of(groups, score), looks(groups)
     for row, (name, runs) in enumerate(groups.items()):
         values = last_scores(runs, score)
@@ -441,7 +445,7 @@ def draw_bars(axis, groups, score):
         axis.axvline(chance, color=FAINT, ls=":", lw=1)
         above = axis.get_xaxis_transform()
         axis.text(chance, 1.01, "chance", transform=above, fontsize=9, color=FAINT)
-    axis.set_title(heading(score), pad=16)
+    axis.set_title(title, pad=16)
     axis.set_ylim(len(groups) - 0.4, -0.6)
     axis.set_yticks(range(len(groups)), groups)
     axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())

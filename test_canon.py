@@ -4766,6 +4766,7 @@ class PreNormModel(torch.nn.Module):
 
     def __init__(self, layers, width):
         super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList()
         for _ in range(layers):
@@ -4780,6 +4781,7 @@ def test_canon_in_a_llama_as_in_readme():
     names = {"model": PreNormModel(layers=2, width=6)}
     exec(layer, names)
     exec(into_llama, names)
+    assert not names["model"].config.use_cache
     first = names["model"].model.layers[0]
     x = torch.randn(2, 9, 6)
     norm, canon = first.post_attention_layernorm

@@ -14,6 +14,7 @@ import json
 import math
 import multiprocessing
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -816,7 +817,18 @@ def device_name(device):
     if device == "cuda":
         return torch.cuda.get_device_name()
     threads = torch.get_num_threads()
-    return f"{device}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{device}, {processor()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def processor():
+    """Its name; runs on different ones differ in rounding."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # no Linux
+        pass
+    return platform.processor() or platform.machine()
 
 
 def announce(options, recipe, about):

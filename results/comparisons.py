@@ -178,13 +178,13 @@ def families_title(groups):
 def tasks_title(groups):
     rope = how_many_lifted(groups, "RoPE")
     nope = how_many_lifted(groups, "NoPE")
-    return f"Canon lifts RoPE on {rope} tasks, NoPE on {nope}"
+    return f"Canon lifts rotary models on {rope} tasks, those without positions on {nope}"
 
 
 def text_title(groups):
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")
-    return f"Real text costs RoPE {rope} bits per byte, and RoPE + Canon {with_canon}"
+    return f"A byte of real text costs a rotary model {rope} bits, with Canon {with_canon}"
 
 
 def how_many_lifted(groups, model):
@@ -211,16 +211,58 @@ PLAIN_NAMES = {
     "RoPE + Canon": "rotary + Canon",
     "NoPE": "no positions",
     "NoPE + Canon": "no positions + Canon",
+    "RoPE, one more layer": "rotary, one more layer",
+    "RoPE, twice the steps": "rotary, twice the steps",
 }
 
 
+TASKS_HEADINGS = {
+    "depo0: answers": "Depo0: answers",
+    "depo1: answers": "Depo1: answers",
+    "depo2: answers": "Depo2: answers",
+    "brevo1: all": "Brevo1: answers",
+    "brevo2: all": "Brevo2: answers",
+    "mano: longest": "Mano: results",
+    "capo: bits/param": "Capo: facts stored",
+    "lano: sentences": "Lano: sentences",
+}
+
+
+def in_plain_names(groups):
+    return {PLAIN_NAMES.get(model, model): runs for model, runs in groups.items()}
+
+
 def draw_hops(groups, scores, title):
-    """How many hops each run masters, beside an instance of the task."""
+    """How many hops each run masters, beside an instance of the task.
+
+    Three hops are not scored. So a run that masters two, but not four, may master three.
+    """
     columns = {0: "none"}
-    for hops in hops_asked(groups):
-        columns[hops] = "1 hop" if hops == 1 else f"{hops} hops"
-    renamed = {PLAIN_NAMES[model]: runs for model, runs in groups.items()}
-    return plot.dots(renamed, "hops mastered", columns, title, beside=HOPS_TASK)
+    scored = hops_asked(groups)
+    for hops in scored:
+        columns[hops] = "1 arrow" if hops == 1 else f"{hops} arrows"
+    if 2 in scored and 4 in scored:
+        columns[2] = "2 or 3 arrows"
+    return plot.dots(in_plain_names(groups), "hops mastered", columns, title, beside=HOPS_TASK)
+
+
+def draw_copy(groups, scores, title):
+    """The lists copied, without the model that trains longer than the others."""
+    shown = {}
+    for model, runs in groups.items():
+        if model == "128 dims":
+            shown["one layer of 128 dims"] = runs
+        elif model != "one layer, twice the steps":
+            shown[model] = runs
+    return plot.curves(shown, ["sequences"], title)
+
+
+def draw_tasks(groups, scores, title):
+    return plot.bars(in_plain_names(groups), scores, title, headings=TASKS_HEADINGS)
+
+
+def draw_text(groups, scores, title):
+    return plot.curves(in_plain_names(groups), scores, title)
 
 
 COMPARISONS = {
@@ -235,7 +277,7 @@ COMPARISONS = {
             "one layer, twice the steps": "",
         },
         twice_the_steps=("one layer, twice the steps",),
-        figure=plot.curves,
+        figure=draw_copy,
         scores=["tokens", "sequences"],
         title=copy_title,
     ),
@@ -369,7 +411,7 @@ COMPARISONS = {
         minutes=7,
         tasks=SYNTHETIC_TASKS,
         models=PAIRS,
-        figure=plot.bars,
+        figure=draw_tasks,
         scores=TASKS_SCORES,
         title=tasks_title,
     ),
@@ -383,7 +425,7 @@ COMPARISONS = {
             **FULL_LINEAR,
         },
         twice_the_steps=("RoPE, twice the steps",),
-        figure=plot.curves,
+        figure=draw_text,
         scores=["bits per byte"],
         title=text_title,
     ),
