@@ -65,6 +65,9 @@ def check_contents(saved):
     for name, kind in kinds.items():
         if not isinstance(saved[name], kind):
             raise ValueError(f"{name} is not a {kind.__name__}")
+    for part in ("task", "model", "training"):
+        if not isinstance(saved["recipe"].get(part), dict):
+            raise ValueError(f"its recipe has no {part}")
     if saved["step"] < 0:
         raise ValueError(f"step = {saved['step']}")
     seconds = saved["seconds"]

@@ -553,7 +553,9 @@ def canon_needs_its_residual(runs):
     return above(runs("ABCD", "answers"), runs("no residual", "answers"))
 
 
-@claim("R4", "Canon is better without a SiLU", "ablation", DEPO, paper="no help", before_the_runs=DEPO0)
+@claim(
+    "R4", "Canon is better without a SiLU", "ablation", DEPO, paper="no help", before_the_runs=DEPO0
+)
 def a_silu_does_harm(runs):
     return above(runs("ABCD", "answers"), runs("SiLU", "answers"))
 
