@@ -852,8 +852,8 @@ def chunked_linear_attention(
 # Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own), turns some
 # projections into decays and strengths, runs the recurrence, gates what it read, and projects back.
 # The paper's Canon-AbCD, with a small b, is Canon at A, C and D beside the short convolution: here
-# canon="acd" and short_conv=True. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key, query and decays
-# add 144 D, a fifth at 64 dims.
+# canon="acd" and short_conv=True. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key,
+# query and decays add 144 D, a fifth at 64 dims.
 
 
 class ShortConv(nn.Module):

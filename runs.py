@@ -140,7 +140,8 @@ class Run:
     """
 
     def __init__(self, folder, about, resume=False, writes=True):
-        self.folder, self.about, self.writes = Path(folder), about, writes
+        self.folder, self.writes = Path(folder), writes
+        self.about = about
         self.recipe = {part: about[part] for part in RECIPE_PARTS}
         self.lines = []  # the log, dicts
         self.log_file = None

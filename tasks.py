@@ -1114,9 +1114,9 @@ def meeting_order(seed, epoch, N):
 #     [def forward(self, x): ..]
 #
 # Does Canon help on real text? The paper trains on web text. A laptop can use a text that comes
-# with Python, its standard library, or a file of yours. A token is a byte, so nothing stands between
-# text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the score is how
-# many bits the model needs for each of its bytes.
+# with Python, its standard library, or a file of yours. A token is a byte, so nothing stands
+# between text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the
+# score is how many bits the model needs for each of its bytes.
 
 
 class Text(Task):

@@ -568,8 +568,8 @@ def compiling_pays(recipe):
     """Whether a run on a CPU is long enough to win back the time that compiling takes.
 
     Only the recipe decides, so that a run computes in one way, however often it is resumed. The
-    constants are attention's: linear mixers take up to three times as long to compile, and save more
-    per step.
+    constants are attention's: linear mixers take up to three times as long to compile, and save
+    more per step.
     """
     model, training = recipe.model, recipe.training
     tokens = training.steps * training.batch_size * model["block_size"]
@@ -851,7 +851,7 @@ def announce(options, recipe, about):
 
 @torch.no_grad()
 def require_streams(model):
-    """End the run if a layer looks ahead, which makes every task easy, or does not go on in a stream.
+    """End the run if a layer looks ahead, which makes every task easy, or forgets its stream.
 
     The first half of a sequence must have the same logits alone as in the whole, and so must the
     halves in a stream. A layer that adds nothing at the start, as its weights are zero, passes.

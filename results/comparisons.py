@@ -182,9 +182,9 @@ def tasks_title(groups):
 
 
 def text_title(groups):
-    with_canon = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
-    longer = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
-    if with_canon and longer and min(longer) > max(with_canon):
+    canon_bits = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
+    longer_bits = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
+    if canon_bits and longer_bits and min(longer_bits) > max(canon_bits):
         return "On real text, even twice the steps do not make up for Canon"
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")

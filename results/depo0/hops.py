@@ -70,8 +70,8 @@ def hop_ends(task, tokens, node):
 
 @torch.no_grad()
 def right_without_a_layer(task, model):
-    """{what is off: (K,)}: the shares of right answers to 1 .. K hops, with nothing switched off, and
-    with the attention of one layer."""
+    """{what is off: (K,)}: the shares of right answers to 1 .. K hops, with nothing switched off,
+    and with the attention of one layer."""
     task.hops = list(range(1, task.K + 1))
 
     def shares():
