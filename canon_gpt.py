@@ -5,10 +5,11 @@ weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width d:
+It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width d, the
+layers at A and C are d wide, that at B is 3d wide, and that at D 16d/3:
 
-    x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)        widths: A d, B 3d
-    x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)        C d, D 16d/3
+    x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)
+    x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 block, 7 model. Part II puts linear recurrences in attention's place, and Part I runs without it:
@@ -245,7 +246,7 @@ class Rotary(Positions):
     """ "rope": turns all dims of a head (Su et al. 2021)."""
 
     head_multiple = 2
-    part = 1  # it turns the first 1/part of a head's dims
+    part = 1  # the first 1/part of a head's dims are turned
 
     def __init__(self, config):
         super().__init__(config)
@@ -336,7 +337,7 @@ class Mixer(nn.Module):
     weights CanonGPT redraws.
     """
 
-    size = 4  # its parameters in D^2; the MLP gets what is left of a block's 12 D^2
+    size = 4  # it has 4 D^2 parameters; the MLP gets what is left of a block's 12 D^2
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -472,7 +473,8 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         device, dtype = x.device.type, x.dtype
         if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)  # a Canon layer behind it moves half the bytes
+            # So the Canon layer after the norm reads and writes half as many bytes.
+            dtype = torch.get_autocast_dtype(device)
         weight = at_least_float32(self.weight)
         return F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6).to(dtype)
 

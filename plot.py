@@ -293,14 +293,21 @@ def dash_of(model):
 # runs have in common.
 
 
-def curves(groups, scores=None, title=None, below=None):
-    """Scores against training steps, one panel per score: each run thin, their median thick."""
+def curves(groups, scores=None, title=None, below=None, headings=None):
+    """Scores against training steps, one panel per score: each run thin, their median thick.
+
+    headings  {score: what stands above its panel}, where it is not the score's name
+    """
+    headings = headings or {}
     scores = scores or score_names(groups)
     legend = "Thick lines: medians; thin lines: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
     height = max(2.8, 0.26 * len(groups) + 0.8)  # the labels stand one above the other
     figure, axes = make_grid(len(scores), 3, height, title or default_title(groups), below)
-    ends = [draw_curves(axis, groups, score) for axis, score in zip(axes, scores)]
+    ends = []
+    for axis, score in zip(axes, scores):
+        ends.append(draw_curves(axis, groups, score))
+        axis.set_title(headings.get(score, heading(score)))
 
     # Lines are named once a row, at the right of its last panel, or of the last that has the line.
     figure.draw_without_rendering()  # this places the axes, whose heights `name_ends` needs
@@ -349,7 +356,6 @@ def draw_curves(axis, groups, score):
     if chance is not None:
         axis.axhline(chance, color=FAINT, ls=":", lw=1)
         ends.append(End(last_step, chance, "chance", FAINT))
-    axis.set_title(heading(score))
     axis.set_xlim(0, last_step)
     axis.set_xlabel("training steps")
     axis.locator_params(axis="x", nbins=4)
@@ -358,6 +364,7 @@ def draw_curves(axis, groups, score):
     if clip:
         last = [end.y for end in ends]
         axis.set_ylim(0.9 * min(last), 1.2 * max(last))
+        axis.set_ylabel("")  # the heading says it
     return ends
 
 
@@ -504,9 +511,10 @@ def rule_table(axis, rows, columns):
 
 
 def write_beside(axis, texts):
-    """Write {heading: text} into empty axes, from the top down."""
+    """Write {heading: text} into empty axes, from the top down, on a ground of their own."""
     axis.axis("off")
-    y = 0  # points below the top
+    axis.add_patch(plt.Rectangle((0, 0), 1, 1, transform=axis.transAxes, color="#f4f4f4"))
+    y = -8  # points below the top
     for name, text in texts.items():
         lines = textwrap.fill(name, 26)
         for words, size, colour in ((lines, 11, FAINT), (text, 13, "black")):
@@ -514,7 +522,7 @@ def write_beside(axis, texts):
                 words,
                 xy=(0, 1),
                 xycoords="axes fraction",
-                xytext=(0, y),
+                xytext=(8, y),
                 textcoords="offset points",
                 va="top",
                 fontsize=size,
@@ -680,9 +688,10 @@ def canon_weights(model):
 
 
 def inside(folder, title=None):
-    """Where a trained model's five sharpest heads look when it answers, and its Canon weights.
+    """Where a trained model's sharp heads look when it answers, and its Canon weights.
 
-    A sharp head puts most of its attention on one token. ValueError if there is nothing to draw.
+    A head is sharp if it gives, on average, over half of its attention to one token. The five
+    sharpest are drawn, or the one sharpest. ValueError if there is nothing to draw.
     """
     task, model = run_folders.load_model(folder)
     documents = task.documents(np.random.default_rng([0, SAMPLES]), 100)
@@ -698,12 +707,16 @@ def inside(folder, title=None):
     def sharpness(place):
         return maps[place].amax(dim=1).mean()
 
-    sharpest = sorted(maps, key=sharpness, reverse=True)[:5]
+    ranked = sorted(maps, key=sharpness, reverse=True)
+    sharpest = [place for place in ranked[:5] if sharpness(place) > 0.5] or ranked[:1]
     canons = canon_weights(model)
     panels = len(sharpest) + (1 if canons else 0)
     name = Path(folder).resolve().name
     title = title or f"{name}: where its sharpest heads look, to write each next token"
-    below = "The darker, the more of its attention a head gives to a token. Canon: darkest is 1."
+    below = (
+        "A row: the last three tokens, and the one to write. A column: a token that the head may "
+        "look at. The darker, the more of its attention goes there. Canon: darkest is 1."
+    )
     height = 1 + 0.16 * len(rows)
     figure, axes = make_grid(panels, 2, height, title, below)
     for axis, (layer, head) in zip(axes, sorted(sharpest)):

@@ -264,8 +264,8 @@ def recipe_differences(old, new, name=""):
 def with_defaults(kind, values):
     """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
 
-    A run that is older than a field is as if the field had its default. That is not for fields that
-    the dataclass changes itself, as Config does with short_conv.
+    A run that is older than a field had the field's default. Fields that __post_init__ changes, such
+    as Config's short_conv, are no exception: then the run counts as different.
     """
     defaults = {}
     for field in dataclasses.fields(kind):

@@ -12,6 +12,7 @@ a text of your own, in the task's words:
 
 import argparse
 import os
+import re
 import runpy
 import sys
 import textwrap
@@ -24,12 +25,11 @@ from runs import RunError, load_model
 from tasks import SAMPLES, device_of
 
 
-def answered(task, model, seed, temperature=0.0, in_colour=False):
+def answered(task, model, seed, temperature=0.0):
     """One instance of the task in words, with the model's answers in it.
 
     task, model   as `runs.load_model` returns them
     temperature   0 takes the likeliest tokens, 1 samples
-    in_colour     for a terminal: right answers in green, wrong ones in red
     """
     rng = np.random.default_rng([seed, SAMPLES])  # neither training's nor evaluation's instances
     (document,) = task.documents(rng, 1)
@@ -46,10 +46,9 @@ def answered(task, model, seed, temperature=0.0, in_colour=False):
         if verdict is None:  # there is no right or wrong
             text += f"[{task.decode(answer)}]"
         elif verdict:
-            text += painted(f"[{task.decode(answer)} ✓]", GREEN, in_colour)
+            text += f"[{task.decode(answer)} ✓]"
         else:
-            both = f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
-            text += painted(both, RED, in_colour)
+            text += f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
         text += task.space
         shown = end
     return text + task.decode(document.tokens[shown:])
@@ -77,18 +76,18 @@ def go_on(model, tokens, length, stop, temperature, generator):
     return whole[0, len(tokens) :].tolist()
 
 
-GREEN, RED = "\033[32m", "\033[31m"
-
-
-def painted(text, colour, in_colour):
-    return f"{colour}{text}\033[0m" if in_colour else text
-
-
 def wrapped(text):
     """The text in lines of 96 characters."""
     if "\n" in text:
         return text  # it has lines of its own
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
+
+
+def coloured(text):
+    """For a terminal: right answers in green, wrong ones in red."""
+    green, red, normal = "\033[32m", "\033[31m", "\033[0m"
+    text = re.sub(r"\[[^]]*✓\]", lambda answer: f"{green}{answer[0]}{normal}", text)
+    return re.sub(r"\[[^]]*✗[^]]*\]", lambda answer: f"{red}{answer[0]}{normal}", text)
 
 
 # ---- The command line ------------------------------------------------------
@@ -152,8 +151,8 @@ def main(argv=None):
             print(wrapped(text))
             return
         for number in range(args.count):
-            text = answered(task, model, args.seed + number, args.temperature, in_colour)
-            print(wrapped(text), end="\n\n")
+            text = wrapped(answered(task, model, args.seed + number, args.temperature))
+            print(coloured(text) if in_colour else text, end="\n\n")
     except (RunError, ValueError, OSError) as error:
         fail(error)
 

@@ -2977,7 +2977,7 @@ def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
         return attend(q, *rest, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    monkeypatch.setattr(train, "require_streams", lambda model: None)  # always in float32
+    monkeypatch.setattr(train, "require_causal", lambda model: None)  # always in float32
     train.main(tiny(f"--steps 2 --dtype {dtype}"))
     assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
     assert {w.dtype for w in checkpoint("run")["model"].values()} == {torch.float32}
@@ -4757,13 +4757,13 @@ def test_benchmark_cut_short_keeps_its_rows(tmp_path):
 
 
 def code_in_readme():
-    """Its Python: the layer, and what puts it into a Llama."""
+    """Its Python: the layer; points A and C, then B and D, in a Llama; the optimizer's groups."""
     text = (HERE / "README.md").read_text()
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def test_the_layer_in_readme():
-    layer, _ = code_in_readme()
+    layer, *_ = code_in_readme()
     names = {}
     exec(layer, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
@@ -4772,35 +4772,44 @@ def test_the_layer_in_readme():
 
 
 class PreNormModel(torch.nn.Module):
-    """The part of Hugging Face's Llama that README changes, with its names."""
+    """The parts of Hugging Face's Llama that README changes, with its names."""
 
     def __init__(self, layers, width):
         super().__init__()
-        self.config = SimpleNamespace(use_cache=True)
+        self.config = SimpleNamespace(hidden_size=width, use_cache=True)
+        self.generation_config = SimpleNamespace(use_cache=True)
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList()
         for _ in range(layers):
             layer = torch.nn.Module()
             layer.input_layernorm = torch.nn.RMSNorm(width)
             layer.post_attention_layernorm = torch.nn.RMSNorm(width)
+            layer.self_attn, layer.mlp = torch.nn.Module(), torch.nn.Module()
+            layer.self_attn.q_proj = torch.nn.Linear(width, width)
+            layer.self_attn.k_proj = torch.nn.Linear(width, width // 2)
+            layer.self_attn.v_proj = torch.nn.Linear(width, width // 2)
+            layer.mlp.gate_proj = torch.nn.Linear(width, 2 * width)
+            layer.mlp.up_proj = torch.nn.Linear(width, 2 * width)
             self.model.layers.append(layer)
 
 
 def test_canon_in_a_llama_as_in_readme():
-    layer, into_llama = code_in_readme()
-    names = {"model": PreNormModel(layers=2, width=6)}
-    exec(layer, names)
-    exec(into_llama, names)
-    assert not names["model"].config.use_cache
-    first = names["model"].model.layers[0]
-    x = torch.randn(2, 9, 6)
-    norm, canon = first.post_attention_layernorm
-    assert torch.equal(first.post_attention_layernorm(x), canon(norm(x)))
+    model = PreNormModel(layers=2, width=6)
+    without = {id(parameter) for parameter in model.parameters()}
+    names = {"model": model}
+    for code in code_in_readme():
+        exec(code, names)
+    assert not model.config.use_cache and not model.generation_config.use_cache
+
+    layer, x = model.model.layers[0], torch.randn(2, 9, 6)
+    for changed in (layer.post_attention_layernorm, layer.self_attn.k_proj, layer.mlp.up_proj):
+        inside, canon = changed
+        assert torch.equal(changed(x), canon(inside(x))) and isinstance(canon, names["Canon"])
+
     undecayed, decayed = names["optimizer"].param_groups
-    assert (
-        undecayed["weight_decay"] == 0 and len(undecayed["params"]) == len(decayed["params"]) == 4
-    )
-    assert all(weight.shape == (4, 6) for weight in undecayed["params"])
+    assert undecayed["weight_decay"] == 0 and len(undecayed["params"]) == 2 * 7
+    assert all(weight.shape[0] == 4 for weight in undecayed["params"])
+    assert {id(parameter) for parameter in decayed["params"]} == without
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"

@@ -1,8 +1,9 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Reading order: 1 recipes and presets; 2 the command line; 3 data, optimizer, learning rate; 4 one
-step; 5 the run, in the order of events; 6 what it costs and how it ends. A run leaves config.json,
-metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
+Section 7 is the training loop; what comes before it is what the loop calls. 1 recipes and presets;
+2 the command line; 3 what a run is called, and what it prints; 4 data, optimizer, learning rate;
+5 one step; 6 checks, clock and signals; 7 the run, in the order of events; 8 how it ends. A run
+leaves config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -26,7 +27,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # OpenMP's idle threads soon leave their core
+# With gcc's OpenMP, threads that wait keep their core busy for a while. Let them sleep soon.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C comes during imports
 
@@ -45,8 +47,9 @@ from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_te
 STOP = {signal.SIGINT, signal.SIGTERM}
 if hasattr(signal, "SIGHUP"):  # Windows has no such signal
     STOP.add(signal.SIGHUP)
-RANK = int(os.environ.get("RANK", 0))  # torchrun sets both: which process this is,
-WORLD = int(os.environ.get("WORLD_SIZE", 1))  # and of how many
+# torchrun starts several processes, and sets both of these.
+RANK = int(os.environ.get("RANK", 0))  # the number of this one
+WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 
 # ---- 1. Recipes and presets ------------------------------------------------
 #
@@ -73,8 +76,8 @@ SCHEDULES = {"cosine": cosine, "linear": linear}
 class Training:
     """Training length, batch size and the settings of AdamW."""
 
-    steps: int | None  # None: Capo's follow from its exposures
-    batch_size: int  # windows per step
+    steps: int | None  # None: the task sets them, which only Capo does
+    batch_size: int  # windows per step: sequences of block_size tokens
     lr: float  # the peak of the learning rate
     warmup: int = 1000  # steps until it is reached
     schedule: str = "cosine"  # after that: an entry of SCHEDULES
@@ -113,7 +116,7 @@ class Recipe:
             raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
 
     def as_dict(self):
-        """The parts that --resume compares, all but preset. As in JSON, tuples are lists."""
+        """What --resume compares, in JSON's types: all but the preset's name."""
         whole = dataclasses.asdict(self)
         return json.loads(json.dumps({part: whole[part] for part in RECIPE_PARTS}))
 
@@ -129,17 +132,12 @@ TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
 
-def preset(model, steps, batch_size, lr, warmup=1000, weight_decay=0.03, schedule="cosine", **task):
-    """The rest are the task's parameters; those not named keep the task's own defaults."""
-    training = dict(
-        steps=steps,
-        batch_size=batch_size,
-        lr=lr,
-        warmup=warmup,
-        weight_decay=weight_decay,
-        schedule=schedule,
-    )
-    return {"task": task, "model": model, "training": training}
+def preset(model, task=None, **training):
+    """One entry of PRESETS: fields of Config, parameters of the task, fields of Training.
+
+    What is left out has its default.
+    """
+    return {"task": task or {}, "model": model, "training": training}
 
 
 # fmt: off
@@ -158,35 +156,41 @@ PRESETS = {
         "text": preset(TEXT_NANO, steps=1200, batch_size=16, lr=4e-3, warmup=100),
     },
     "small": {
-        "copy": preset(TINY, steps=3000, batch_size=32, lr=1e-2, N=200, block_size=401),
-        "depo0": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3,
-                        N=40, K=4, V=80, block_size=320),
-        "depo1": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=40, K=4, block_size=320),
-        "depo2": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=25, K=4, block_size=512),
-        "brevo1": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=40, block_size=384),
-        "brevo2": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3, N=20, block_size=647),
-        "mano": preset(SMALL, steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1,
-                       L=8, block_size=256),
-        "lano": preset(SMALL, steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1,
-                       root=None, block_size=512),
-        "capo": preset(TIED, steps=None, batch_size=48, lr=2e-3, weight_decay=0.01,
-                       N=50_000, block_size=512),
-        "text": preset(TEXT_SMALL, steps=10_000, batch_size=32, lr=2e-3, block_size=1024),
+        "copy": preset(TINY, dict(N=200, block_size=401), steps=3000, batch_size=32, lr=1e-2),
+        "depo0": preset(SMALL, dict(N=40, K=4, V=80, block_size=320),
+                        steps=20_000, batch_size=128, lr=1e-3),
+        "depo1": preset(SMALL, dict(N=40, K=4, block_size=320),
+                        steps=20_000, batch_size=128, lr=1e-3),
+        "depo2": preset(SMALL, dict(N=25, K=4, block_size=512),
+                        steps=20_000, batch_size=128, lr=1e-3),
+        "brevo1": preset(SMALL, dict(N=40, block_size=384), steps=20_000, batch_size=128, lr=1e-3),
+        "brevo2": preset(SMALL, dict(N=20, block_size=647), steps=20_000, batch_size=128, lr=1e-3),
+        "mano": preset(SMALL, dict(L=8, block_size=256),
+                       steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1),
+        "lano": preset(SMALL, dict(root=None, block_size=512),
+                       steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1),
+        "capo": preset(TIED, dict(N=50_000, block_size=512),
+                       steps=None, batch_size=48, lr=2e-3, weight_decay=0.01),
+        "text": preset(TEXT_SMALL, dict(block_size=1024), steps=10_000, batch_size=32, lr=2e-3),
     },
     "paper": {
-        "copy": preset(TINY, steps=50_000, batch_size=32, lr=5e-3, N=500, block_size=1024),
-        "depo0": preset(LARGE, steps=87_500, batch_size=128, lr=1e-3,
-                        N=225, K=8, V=450, block_size=2048),
-        "depo1": preset(LARGE, steps=87_500, batch_size=128, lr=1e-3, N=225, K=8, block_size=2048),
-        "depo2": preset(LARGE, steps=100_000, batch_size=128, lr=1e-3, N=75, K=16, block_size=2048),
-        "brevo1": preset(LARGE, steps=100_000, batch_size=256, lr=1e-3, N=70, block_size=1024),
-        "brevo2": preset(LARGE, steps=200_000, batch_size=192, lr=1e-3, N=30, block_size=1536),
-        "mano": preset(LARGE, steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1,
-                       L=10, block_size=1024),
-        "lano": preset(LARGE, steps=100_000, batch_size=96, lr=5e-4, warmup=0, weight_decay=0.1,
-                       schedule="linear", root=None, block_size=512),
-        "capo": preset(TIED, steps=None, batch_size=12, lr=1e-3, weight_decay=0.01,
-                       N=50_000, block_size=512),
+        "copy": preset(TINY, dict(N=500, block_size=1024), steps=50_000, batch_size=32, lr=5e-3),
+        "depo0": preset(LARGE, dict(N=225, K=8, V=450, block_size=2048),
+                        steps=87_500, batch_size=128, lr=1e-3),
+        "depo1": preset(LARGE, dict(N=225, K=8, block_size=2048),
+                        steps=87_500, batch_size=128, lr=1e-3),
+        "depo2": preset(LARGE, dict(N=75, K=16, block_size=2048),
+                        steps=100_000, batch_size=128, lr=1e-3),
+        "brevo1": preset(LARGE, dict(N=70, block_size=1024),
+                         steps=100_000, batch_size=256, lr=1e-3),
+        "brevo2": preset(LARGE, dict(N=30, block_size=1536),
+                         steps=200_000, batch_size=192, lr=1e-3),
+        "mano": preset(LARGE, dict(L=10, block_size=1024),
+                       steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1),
+        "lano": preset(LARGE, dict(root=None, block_size=512), steps=100_000, batch_size=96,
+                       lr=5e-4, warmup=0, weight_decay=0.1, schedule="linear"),
+        "capo": preset(TIED, dict(N=50_000, block_size=512),
+                       steps=None, batch_size=12, lr=1e-3, weight_decay=0.01),
     },
 }
 OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
@@ -215,92 +219,12 @@ def make_recipe(parts, preset_name, dtype, seed=0, eval_size=EVAL_SIZE):
     """A recipe in which every parameter has its value. Raises ValueError for what does not fit."""
     task = make_task(**parts["task"])
     training = Training(**parts["training"])
-    if training.steps is None:  # Capo's follow from its exposures
+    if training.steps is None:
         training.steps = task.steps(training.batch_size)
     sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
     model = parts["model"] | sizes
     config = Config(**model)
     return Recipe(preset_name, task.settings, vars(config), training, dtype, seed, eval_size)
-
-
-def recipe_in_words(recipe):
-    """Three lines: what the task, the model and the training are."""
-    silent = ("name", "sha256")
-    task = [f"{field} {value}" for field, value in recipe.task.items() if field not in silent]
-    model, training = recipe.model, recipe.training
-    layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''}"
-    width, positions = f"{model['d_model']} dims", "no positions"
-    if Config(**model).has_attention:
-        width += f", {model['n_head']} heads"
-        positions = model["pos"]
-    canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
-    schedule = f"{training.schedule} decay after {training.warmup:,} steps of warm-up"
-    if training.warmup >= training.steps:
-        schedule = f"not reached: its warm-up takes {training.warmup:,} steps"
-    return [
-        f"{recipe.task['name']}: {', '.join(task)}",
-        f"{layers} of {model['mixer']}, {width}, {positions}, {canon}",
-        f"{training.steps:,} steps of {training.batch_size} windows, "
-        f"learning rate {training.lr:g}, {schedule}",
-    ]
-
-
-def run_name(recipe, usual_dtype):
-    """Task, preset, mixer, positions, Canon points, what differs from the preset, seed."""
-    model = recipe.model
-    words = [recipe.task["name"], recipe.preset]
-    if model["mixer"] != "attention":
-        words.append(model["mixer"].replace(",", "-"))
-    if Config(**model).has_attention:
-        words.append(model["pos"])
-    words.append(model["canon"] or "bare")
-    words += unlike_preset(recipe)
-    words += differences({"dtype": recipe.dtype}, {"dtype": usual_dtype})
-    words.append(f"s{recipe.seed}")
-    return "_".join(words)
-
-
-def unlike_preset(recipe):
-    """["lr=0.003", "canon-frozen"]: what differs from the preset, beside mixer, pos and canon."""
-    model = recipe.model
-    parts = preset_parts(recipe.preset, recipe.task["name"])
-    usual_task = make_task(**parts["task"]).settings
-    parts["task"] = recipe.task  # the usual number of steps may follow from it
-    always_named = {field: model[field] for field in ("mixer", "pos", "canon")}
-    layers = {"n_layer": model["n_layer"]}  # the preset's may be too few for a pattern of mixers
-    usual_layers = parts["model"]["n_layer"]
-    parts["model"] = {**parts["model"], **always_named, **layers}
-    usual = make_recipe(parts, recipe.preset, recipe.dtype)
-    usual.model["n_layer"] = usual_layers
-    found = differences(without_which_text(recipe.task), without_which_text(usual_task))
-    found += differences(model, usual.model)
-    return found + differences(vars(recipe.training), vars(usual.training))
-
-
-def without_which_text(task):
-    """A task's settings as a folder's name can hold them: of a text, its file's name only."""
-    short = {field: value for field, value in task.items() if field not in WHICH_TEXT}
-    if "text" in short:
-        short["text"] = Path(short["text"]).stem
-    return short
-
-
-def differences(mine, usual):
-    """The fields with unusual values, such as ["lr=0.003", "canon-frozen", "no-canon-residual"]."""
-    found = []
-    for field, value in mine.items():
-        name = field.replace("_", "-")
-        if value == usual[field]:
-            continue
-        if value is True:
-            found.append(name)
-        elif value is False:
-            found.append(f"no-{name}")
-        elif isinstance(value, (list, tuple)):
-            found.append(f"{name}={'-'.join(map(str, value))}")
-        else:
-            found.append(f"{name}={value}")
-    return found
 
 
 # ---- 2. The command line ---------------------------------------------------
@@ -320,7 +244,7 @@ class Options:
     resume: bool
 
 
-def end(message, status=2):
+def exit_with_line(message, status=2):
     """End the program with one line. Status 2 means bad input."""
     if RANK == 0:
         text = " ".join(str(message).split())
@@ -335,7 +259,7 @@ def make_parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = end
+    parser.error = exit_with_line
     on_off = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("task").add_argument
@@ -392,8 +316,10 @@ def make_parser():
     return parser
 
 
-# What an option sets. Those that are in no list are the task's: make_task refuses what its task has
-# no parameter for. So an option of your own is one line above, and one here if it is for the run.
+# Which part of a run an option sets. Fields of Config and of Training are found by their names, and
+# options of the run itself are in RUN_FLAGS. All others are the task's: make_task refuses what its
+# task has no parameter for. So an option of your own takes one line above, and one in RUN_FLAGS if
+# it is the run's.
 FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
 MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
 TRAINING_FLAGS = [f.name for f in dataclasses.fields(Training)]
@@ -412,7 +338,7 @@ def read_command_line(argv):
         recipe, usual_dtype = read_recipe(args, device)
         options = read_options(args, device, recipe, usual_dtype)
     except ValueError as error:
-        end(error)
+        exit_with_line(error)
     return options, recipe
 
 
@@ -476,7 +402,8 @@ def read_recipe(args, device):
         parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
         rest = {"dtype": usual_dtype, "seed": 0, "eval_size": EVAL_SIZE}
     else:
-        # Some values there follow from others, so a change of task or model could be half of one.
+        # The file also holds values that follow from others, such as vocab_size. A change of task
+        # or model would leave those as they are. So only the training may change.
         flags = list(given(args, ["task", "preset"] + task_flags(args) + MODEL_FLAGS))
         if flags:
             name = flags[0].replace("_", "-")
@@ -518,12 +445,12 @@ def given(args, fields):
 def read_config(path):
     try:
         config = json.loads(path.read_text())
-        recipe = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
-        rest = {field: recipe[field] for field in ("dtype", "seed", "eval_size")}
-        make_recipe(recipe, recipe["preset"], **rest)  # raises an error if a value does not fit
+        values = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
+        rest = {field: values[field] for field in ("dtype", "seed", "eval_size")}
+        make_recipe(values, values["preset"], **rest)  # raises an error if a value does not fit
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config = {path}: holds no recipe: {error!r}") from None
-    return recipe
+    return values
 
 
 def presets_in_words():
@@ -577,220 +504,67 @@ def compiling_pays(recipe):
     return saved > COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * model["n_layer"]
 
 
-# ---- 3. Data, optimizer, learning rate -------------------------------------
+# ---- 3. What a run is called, and what it prints ---------------------------
 
 
-@dataclass
-class Batches:
-    """The task's batches by step, for PyTorch's loader.
-
-    Each process of torchrun takes its rows of a batch, in grad_accum parts. The batch's loss is the
-    mean over all its targets, and a part's loss is the mean over its own. So each part is weighted
-    by its share of the targets. Processes average their gradients, hence the factor WORLD.
-    """
-
-    task: object
-    seed: int
-    batch_size: int
-    grad_accum: int
-
-    def __getitem__(self, step):
-        """tokens and mask (grad_accum, rows, block_size + 1), weight (grad_accum,)."""
-        tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, step, self.batch_size))
-        targets = mask[:, 1:].sum()
-        tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        weight = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
-        return tokens, mask, weight
+def run_name(recipe, usual_dtype):
+    """Task, preset, mixer, positions, Canon points, what differs from the preset, seed."""
+    model = recipe.model
+    words = [recipe.task["name"], recipe.preset]
+    if model["mixer"] != "attention":
+        words.append(model["mixer"].replace(",", "-"))
+    if Config(**model).has_attention:
+        words.append(model["pos"])
+    words.append(model["canon"] or "bare")
+    words += unlike_preset(recipe)
+    words += differences({"dtype": recipe.dtype}, {"dtype": usual_dtype})
+    words.append(f"s{recipe.seed}")
+    return "_".join(words)
 
 
-def load_batches(task, recipe, options, steps):
-    """An iterator over the batches of these steps; workers, if there are any, draw ahead."""
-    batches = Batches(task, recipe.seed, recipe.training.batch_size, options.grad_accum)
-    loader = DataLoader(
-        batches,
-        batch_size=None,  # they are whole already
-        sampler=steps,
-        num_workers=options.workers,
-        worker_init_fn=ignore_stop_signals,
-        pin_memory=options.device == "cuda",
-    )
-    return iter(loader)
+def unlike_preset(recipe):
+    """["lr=0.003", "canon-frozen"]: what differs from the preset, beside mixer, pos and canon."""
+    model = recipe.model
+    parts = preset_parts(recipe.preset, recipe.task["name"])
+    usual_task = make_task(**parts["task"]).settings
+    parts["task"] = recipe.task  # the usual number of steps may follow from it
+    always_named = {field: model[field] for field in ("mixer", "pos", "canon")}
+    # A mixer or positions may refuse the preset's sizes. So the usual model has this run's sizes at
+    # first, for its other fields to be filled in, and gets the preset's afterwards.
+    sizes = {field: model[field] for field in ("n_layer", "n_head", "d_model")}
+    usual_sizes = {field: parts["model"][field] for field in sizes}
+    parts["model"] = {**parts["model"], **always_named, **sizes}
+    usual = make_recipe(parts, recipe.preset, recipe.dtype)
+    usual.model.update(usual_sizes)
+    found = differences(without_which_text(recipe.task), without_which_text(usual_task))
+    found += differences(model, usual.model)
+    return found + differences(vars(recipe.training), vars(usual.training))
 
 
-def parts_on_device(batch, device):
-    """A batch as a list of its parts, each (tokens, mask, weight)."""
-    tokens, mask, weight = [tensor.to(device, non_blocking=True) for tensor in batch]
-    return list(zip(tokens, mask, weight))
+def without_which_text(task):
+    """A task's settings as a folder's name can hold them: of a text, its file's name only."""
+    short = {field: value for field, value in task.items() if field not in WHICH_TEXT}
+    if "text" in short:
+        short["text"] = Path(short["text"]).stem
+    return short
 
 
-def ignore_stop_signals(worker):
-    """They reach the loader's workers, too, which must live until the checkpoint is saved.
-
-    As Python cannot terminate them any more, `main` kills them at the end.
-    """
-    for number in STOP:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def make_optimizer(model, training, device):
-    """AdamW. The matrices of Linear and Embedding decay; norms and convolutions do not."""
-    matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p in matrices], "weight_decay": training.weight_decay},
-        {"params": [p for p in trained if p not in matrices], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups, lr=training.lr, betas=training.betas, eps=training.eps, fused=device != "mps"
-    )
-
-
-def learning_rate(step, peak, training):
-    """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
-    if step <= training.warmup:
-        return peak * step / training.warmup
-    done = (step - 1 - training.warmup) / max(1, training.steps - training.warmup)
-    return peak * SCHEDULES[training.schedule](done)
-
-
-def set_learning_rates(optimizer, peaks, step, training):
-    """peaks: of each group of weights, as a group may have its own."""
-    for group, peak in zip(optimizer.param_groups, peaks):
-        group["lr"] = learning_rate(step, peak, training)
-
-
-# ---- 4. One step -----------------------------------------------------------
-
-
-def train_step(model, optimizer, parts, autocast):
-    """Update the weights from a batch, given in parts. Returns its loss, and the gradient's norm
-    before clipping."""
-    batch_loss = 0.0
-    for number, (tokens, mask, weight) in enumerate(parts, 1):
-        syncing = contextlib.nullcontext()
-        if WORLD > 1 and number < len(parts):
-            syncing = model.no_sync()  # processes exchange gradients after the last part only
-        with syncing:
-            with autocast:
-                _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
-                loss = loss * weight
-            loss.backward()
-        batch_loss = batch_loss + loss.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return batch_loss, norm
-
-
-# ---- 5. The run ------------------------------------------------------------
-
-LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
-
-
-def train(options, recipe, command, stop):
-    """One run, from its first line on the screen to its last."""
-    device, training = options.device, recipe.training
-
-    # Build the task, the model and its optimizer.
-    torch.manual_seed(recipe.seed)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
-    task = make_task(**recipe.task, run_seed=recipe.seed)
-    model = CanonGPT(Config(**recipe.model)).to(device)
-    require_streams(model)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
-    trained = for_training(model, options)  # the same weights; scores and checkpoints use `model`
-    optimizer = make_optimizer(model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume may load later rates
-    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
-
-    # Open the run's folder. A new run saves step 0; with --resume, go on from the checkpoint.
-    about = describe(options, recipe, task, model, command)
-    run = Run(options.out, about, options.resume, writes=RANK == 0)
-    start, seconds = 0, 0.0
-    if options.resume:
-        start, seconds = run.restore(model, optimizer, training)
-        if run.finished:
-            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
-    else:
-        run.save(model, optimizer, start, seconds)
-    announce(options, recipe, about)
-
-    batches = load_batches(task, recipe, options, range(start, training.steps))
-    clock = Clock(start, seconds, training.batch_size * task.block_size)
-    shown = {}  # beside the progress bar
-    with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
-        for step in range(start + 1, training.steps + 1):  # counts updates, this one included
-            # Update the weights.
-            set_learning_rates(optimizer, peaks, step, training)
-            parts = parts_on_device(clock.wait_for(batches), device)
-            loss, norm = train_step(trained, optimizer, parts, autocast)
-            if step == start + 1:
-                bar.unpause()  # the first step may compile, and says nothing about the next ones
-            bar.update()
-
-            # What is due after this step? Usually nothing.
-            is_last = step == training.steps
-            evaluating = is_last or step % options.eval_every == 0
-            logging = evaluating or step % LOG_EVERY == 0
-            if not (logging or stop.at_once):
-                continue
-
-            # The processes agree. Numbers that are not finite end the run.
-            loss, stopping = agree(loss, stop.requested)
-            weights = list(model.parameters())
-            require_finite(step, {"loss": loss, "gradient": norm, "weights": weights})
-
-            # Log the loss, and now and then the scores.
-            if logging:
-                line = {"step": step, "loss": round(loss, 5), **clock.lap(step)}
-                line["lr"] = learning_rate(step, training.lr, training)
-                shown["loss"] = f"{loss:.3f}"
-                if evaluating:
-                    scores = evaluate(task, model, recipe, parts, autocast, step)
-                    line["eval"] = scores
-                    shown.update(in_words(task, scores))
-                run.log(line)
-                bar.set_postfix(shown, refresh=False)
-            if is_last:
-                costs = costs_of(run, model, options, clock)
-                run.log({"step": step, "eval": scores, **costs, "final": True})
-
-            # Save, the log included; stop, if asked to before the end.
-            if evaluating or stopping:
-                run.save(model, optimizer, step, clock.seconds())
-            if stopping and not is_last:
-                raise stopped(run, step, stop)
-            clock.restart(step)
-
-    if RANK == 0:
-        print_results(task, model, autocast, scores, costs, recipe.seed)
-
-
-def for_training(model, options):
-    """The same weights, compiled and shared between the processes of torchrun, as options say."""
-    if options.compile:
-        torch._dynamo.config.suppress_errors = not options.must_compile
-        model = torch.compile(model)
-    if WORLD > 1:
-        model = nn.parallel.DistributedDataParallel(model)
-    return model
-
-
-def evaluate(task, model, recipe, parts, autocast, step):
-    """The model's scores. Ends the run if what the new weights compute is not finite.
-
-    Scores would not show it: even logits that are NaN have a largest one.
-    """
-    tokens, _, _ = parts[0]
-    model.eval()  # ours has no dropout; a mixer of your own may have some
-    with autocast, torch.no_grad():
-        logits, _ = model(tokens[:, :-1])
-        require_finite(step, {"logits": logits})
-        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
-    model.train()
-    require_finite(step, scores)
-    return scores
+def differences(mine, usual):
+    """The fields with unusual values, such as ["lr=0.003", "canon-frozen", "no-canon-residual"]."""
+    found = []
+    for field, value in mine.items():
+        name = field.replace("_", "-")
+        if value == usual[field]:
+            continue
+        if value is True:
+            found.append(name)
+        elif value is False:
+            found.append(f"no-{name}")
+        elif isinstance(value, (list, tuple)):
+            found.append(f"{name}={'-'.join(map(str, value))}")
+        else:
+            found.append(f"{name}={value}")
+    return found
 
 
 def describe(options, recipe, task, model, command):
@@ -831,6 +605,28 @@ def processor():
     return platform.processor() or platform.machine()
 
 
+def recipe_in_words(recipe):
+    """Three lines: what the task, the model and the training are."""
+    silent = ("name", "sha256")
+    task = [f"{field} {value}" for field, value in recipe.task.items() if field not in silent]
+    model, training = recipe.model, recipe.training
+    layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''}"
+    width, positions = f"{model['d_model']} dims", "no positions"
+    if Config(**model).has_attention:
+        width += f", {model['n_head']} heads"
+        positions = model["pos"]
+    canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
+    rate = f"learning rate {training.lr:g}, {training.schedule} decay"
+    rate += f" after {training.warmup:,} steps of warm-up"
+    if training.warmup >= training.steps:
+        rate = f"learning rate {training.lr:g} not reached: --warmup is {training.warmup:,} steps"
+    return [
+        f"{recipe.task['name']}: {', '.join(task)}",
+        f"{layers} of {model['mixer']}, {width}, {positions}, {canon}",
+        f"{training.steps:,} steps of {training.batch_size} windows, {rate}",
+    ]
+
+
 def announce(options, recipe, about):
     """Print what is about to happen."""
     if RANK > 0:
@@ -849,28 +645,202 @@ def announce(options, recipe, about):
     print(f"  {about['device']}, {recipe.dtype}, {compiled}", flush=True)
 
 
-@torch.no_grad()
-def require_streams(model):
-    """End the run if a layer looks ahead, which makes every task easy, or forgets its stream.
+def in_words(task, scores):
+    """{score: text}, such as {"k=1": "97%"}."""
+    return {score: score_text(value, task.scores.get(score)) for score, value in scores.items()}
 
-    The first half of a sequence must have the same logits alone as in the whole, and so must the
-    halves in a stream. A layer that adds nothing at the start, as its weights are zero, passes.
+
+def print_results(task, model, autocast, scores, costs, seed):
+    """Scores and costs, and one instance with the model's answers."""
+    if RANK > 0:
+        return
+    for name, value in {**in_words(task, scores), **costs}.items():
+        print(f"{name:16}{value:>9}")
+    model.eval()
+    with autocast, torch.no_grad():
+        example = answered(task, model, seed)
+    print(f"\n{wrapped(example)}")
+
+
+# ---- 4. Data, optimizer, learning rate -------------------------------------
+
+
+@dataclass
+class Batches:
+    """The task's batches by step, for PyTorch's loader.
+
+    Each process of torchrun takes its rows of a batch, in grad_accum micro-batches. The loss of a
+    batch is the mean over all its targets, and that of a micro-batch is the mean over its own. So
+    each micro-batch counts by its share of the targets. Processes average their gradients, hence
+    the factor WORLD.
+    """
+
+    task: object
+    seed: int
+    batch_size: int
+    grad_accum: int
+
+    def __getitem__(self, index):
+        """The batch of step index + 1.
+
+        tokens and mask (grad_accum, rows, block_size + 1); share (grad_accum,)
+        """
+        tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, index, self.batch_size))
+        targets = mask[:, 1:].sum()
+        tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
+        return tokens, mask, share
+
+
+def load_batches(task, recipe, options, start):
+    """An iterator over the batches after `start` steps; workers, if there are any, draw ahead."""
+    batches = Batches(task, recipe.seed, recipe.training.batch_size, options.grad_accum)
+    loader = DataLoader(
+        batches,
+        batch_size=None,  # each item is a whole batch
+        sampler=range(start, recipe.training.steps),
+        num_workers=options.workers,
+        worker_init_fn=ignore_stop_signals,
+        pin_memory=options.device == "cuda",
+    )
+    return iter(loader)
+
+
+def ignore_stop_signals(worker):
+    """They reach the loader's workers, too, which must live until the checkpoint is saved.
+
+    As Python cannot terminate them any more, `main` kills them at the end.
+    """
+    for number in STOP:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def micro_batches_on(device, batch):
+    """A batch as a list of its micro-batches, each (tokens, mask, share)."""
+    tokens, mask, share = [tensor.to(device, non_blocking=True) for tensor in batch]
+    return list(zip(tokens, mask, share))
+
+
+def make_optimizer(model, training, device):
+    """AdamW. The matrices of Linear and Embedding decay; norms and convolutions do not."""
+    matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
+    learning = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learning if p in matrices], "weight_decay": training.weight_decay},
+        {"params": [p for p in learning if p not in matrices], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=training.lr, betas=training.betas, eps=training.eps, fused=device != "mps"
+    )
+
+
+def learning_rate(step, peak, training):
+    """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
+    if step <= training.warmup:
+        return peak * step / training.warmup
+    done = (step - 1 - training.warmup) / max(1, training.steps - training.warmup)
+    return peak * SCHEDULES[training.schedule](done)
+
+
+def set_learning_rates(optimizer, peaks, step, training):
+    """peaks: the highest rate of each group of weights, as a group may have its own."""
+    for group, peak in zip(optimizer.param_groups, peaks):
+        group["lr"] = learning_rate(step, peak, training)
+
+
+# ---- 5. One step, and one evaluation ---------------------------------------
+
+LONGEST_GRADIENT = 1.0  # its norm; a longer one is shortened
+
+
+def train_step(model, optimizer, micro_batches, autocast):
+    """Update the weights from a batch. Returns its loss, and the gradient's norm, both before."""
+    batch_loss = 0.0
+    for number, (tokens, mask, share) in enumerate(micro_batches, 1):
+        syncing = contextlib.nullcontext()
+        if WORLD > 1 and number < len(micro_batches):
+            syncing = model.no_sync()  # processes exchange gradients after the last one only
+        with syncing:
+            with autocast:
+                _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+                loss = loss * share
+            loss.backward()
+        batch_loss = batch_loss + loss.detach()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), LONGEST_GRADIENT)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return batch_loss, norm
+
+
+def compiled_and_shared(model, options):
+    """The same weights, compiled and shared between the processes of torchrun, as options say."""
+    if options.compile:
+        torch._dynamo.config.suppress_errors = not options.must_compile
+        model = torch.compile(model)
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    return model
+
+
+def evaluate(task, model, recipe, micro_batches, autocast, step):
+    """The model's scores. Ends the run if what the new weights compute is not finite.
+
+    Scores would not show it: even logits that are NaN have a largest one.
+    """
+    tokens, _, _ = micro_batches[0]
+    model.eval()  # ours has no dropout; a mixer of your own may have some
+    with autocast, torch.no_grad():
+        logits, _ = model(tokens[:, :-1])
+        require_finite(step, {"logits": logits})
+        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
+    model.train()
+    require_finite(step, scores)
+    return scores
+
+
+# ---- 6. Checks, clock and signals ------------------------------------------
+
+
+class Ended(Exception):
+    """The run ends before its last step: a line for the user, and the exit status."""
+
+    def __init__(self, message, status):
+        super().__init__(message)
+        self.status = status
+
+
+@torch.no_grad()
+def require_causal(model):
+    """End the run if a layer sees later tokens, which makes every task easy, or forgets its stream.
+
+    The beginning of a sequence must have the same logits alone as in the whole. So must the whole
+    in two pieces. A layer whose weights are zero at the start adds nothing, so it passes unseen.
     """
     config, state = model.config, {}
     model.eval()
-    length = min(config.block_size, 16)
-    half = (length + 1) // 2
+    length = min(config.block_size, 128)  # longer than the chunks of our linear mixers
+    cut = math.ceil(2 * length / 3)  # not where such a chunk ends
     tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
     whole, _ = model(tokens)
-    alone, _ = model(tokens[:, :half])
-    stream = [model(piece, state=state)[0] for piece in tokens.split(half, dim=1)]
+    alone, _ = model(tokens[:, :cut])
+    stream = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
     model.train()
     where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
-    if not relative_error(alone, whole[:, :half]) < 1e-4:
+    if not relative_error(alone, whole[:, :cut]) < 1e-4:
         raise Ended(f"{where}: a layer looks ahead", status=2)
     if not relative_error(torch.cat(stream, dim=1), whole) < 1e-4:
         reason = "a layer does not keep in state[self] what it needs"
         raise Ended(f"{where}: {reason}", status=2)
+
+
+def require_finite(step, values):
+    """End the run if a number, a tensor or a list of tensors in {name: value} is not finite."""
+    for name, value in values.items():
+        tensors = value if isinstance(value, list) else [value]
+        if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
+            advice = "Start again with a smaller --lr"
+            raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
 
 
 class Clock:
@@ -930,6 +900,14 @@ class StopSignals:
             signal.signal(number, self.before[number])  # this Ctrl-C is noted; the next one kills
 
     @property
+    def number(self):
+        return self.requested or signal.SIGTERM  # if only another process was asked
+
+    @property
+    def name(self):
+        return signal.Signals(self.number).name
+
+    @property
     def at_once(self):
         """Whether to stop after this very step. Processes of torchrun have to agree first."""
         return self.requested is not None and WORLD == 1
@@ -939,39 +917,97 @@ class StopSignals:
             signal.signal(number, handler)
 
 
-def agree(loss, requested):
-    """The batch's loss and whether to stop, over all processes: they stop after the same step."""
+def over_all_processes(loss, requested):
+    """The batch's mean loss, and whether any process was asked to stop: all stop after one step."""
     values = torch.stack([loss, torch.full_like(loss, float(requested is not None))])
     if WORLD > 1:
         torch.distributed.all_reduce(values)
     return values[0].item() / WORLD, values[1].item() > 0
 
 
-class Ended(Exception):
-    """The run ends before its last step: a line for the user, and the exit status."""
+# ---- 7. The run ------------------------------------------------------------
 
-    def __init__(self, message, status):
-        super().__init__(message)
-        self.status = status
+LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
 
 
-def require_finite(step, values):
-    """End the run if a number, a tensor or a list of tensors in {name: value} is not finite."""
-    for name, value in values.items():
-        tensors = value if isinstance(value, list) else [value]
-        if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
-            advice = "Start again with a smaller --lr"
-            raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
+def train(options, recipe, command, stop):
+    """One run, from its first line on the screen to its last."""
+    device, training = options.device, recipe.training
+    torch.manual_seed(recipe.seed)
+    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
+
+    # What learns, what it learns, and what updates it.
+    task = make_task(**recipe.task, run_seed=recipe.seed)
+    model = CanonGPT(Config(**recipe.model)).to(device)
+    require_causal(model)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
+    fast_model = compiled_and_shared(model, options)  # has the same weights
+    optimizer = make_optimizer(model, training, device)
+    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume may load later rates
+    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
+
+    # The run's folder. A new run saves step 0; with --resume, it goes on from the checkpoint.
+    about = describe(options, recipe, task, model, command)
+    run = Run(options.out, about, options.resume, writes=RANK == 0)
+    start, seconds = 0, 0.0
+    if options.resume:
+        start, seconds = run.restore(model, optimizer, training)
+        if run.finished:
+            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
+    else:
+        run.save(model, optimizer, start, seconds)
+    announce(options, recipe, about)
+
+    batches = load_batches(task, recipe, options, start)
+    clock = Clock(start, seconds, training.batch_size * task.block_size)
+    scores = {}  # the last ones
+    with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
+        for step in range(start + 1, training.steps + 1):  # counted from 1
+            # Update the weights.
+            set_learning_rates(optimizer, peaks, step, training)
+            micro_batches = micro_batches_on(device, clock.wait_for(batches))
+            loss, norm = train_step(fast_model, optimizer, micro_batches, autocast)
+            if step == start + 1:
+                bar.unpause()  # the first step may compile, and says nothing about the next ones
+            bar.update()
+
+            # Most steps end here: reading the loss would wait for the GPU.
+            evaluating = step % options.eval_every == 0 or step == training.steps
+            logging = step % LOG_EVERY == 0 or evaluating
+            if not (logging or stop.at_once):
+                continue
+            loss, stopping = over_all_processes(loss, stop.requested)
+            weights = list(model.parameters())
+            require_finite(step, {"loss": loss, "gradient": norm, "weights": weights})
+
+            # Log this batch's loss, and now and then the scores.
+            if logging:
+                line = {"step": step, "loss": round(loss, 5), **clock.lap(step)}
+                line["lr"] = optimizer.param_groups[0]["lr"]
+                if evaluating:
+                    scores = evaluate(task, model, recipe, micro_batches, autocast, step)
+                    line["eval"] = scores
+                run.log(line)
+                bar.set_postfix({"loss": f"{loss:.3f}", **in_words(task, scores)}, refresh=False)
+
+            # Save, the log included; stop, if asked to before the end.
+            if evaluating or stopping:
+                run.save(model, optimizer, step, clock.seconds())
+            if stopping and step < training.steps:
+                run.log({"step": step, "stopped": stop.name})
+                advice = "the same command with --resume goes on"
+                raise Ended(f"stopped after step {step}; {advice}", status=128 + stop.number)
+            clock.restart(step)
+
+    # What it cost, and one instance with the model's answers.
+    scores = run.lines[-1]["eval"]
+    costs = costs_of(run, model, options, clock)
+    run.log({"step": training.steps, "eval": scores, **costs, "final": True})
+    run.save(model, optimizer, training.steps, clock.seconds())
+    print_results(task, model, autocast, scores, costs, recipe.seed)
 
 
-def stopped(run, step, stop):
-    """The end of a run that was asked to stop and has saved, with a line on how to go on."""
-    number = stop.requested or signal.SIGTERM  # if only another process was asked
-    run.log({"step": step, "stopped": signal.Signals(number).name})
-    return Ended(f"stopped after step {step}; the same command with --resume goes on", 128 + number)
-
-
-# ---- 6. What it cost, and how it ends --------------------------------------
+# ---- 8. What it cost, and how it ends --------------------------------------
 
 # of dense bfloat16 products, from NVIDIA's data sheets
 FLOPS_PER_SECOND = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
@@ -1005,26 +1041,12 @@ def flops_per_token(model):
     return 6 * weights + 12 * attention_layers * config.d_model * config.block_size // 2
 
 
-def in_words(task, scores):
-    """{score: text}, such as {"k=1": "97%"}."""
-    return {score: score_text(value, task.scores.get(score)) for score, value in scores.items()}
-
-
-def print_results(task, model, autocast, scores, costs, seed):
-    """Scores and costs, and one instance with the model's answers."""
-    for name, value in {**in_words(task, scores), **costs}.items():
-        print(f"{name:16}{value:>9}")
-    model.eval()
-    with autocast, torch.no_grad():
-        example = answered(task, model, seed)
-    print(f"\n{wrapped(example)}")
-
-
 def main(argv=None, program=__file__):
     """program: the script that config.json names, if one of your own calls this."""
     argv = sys.argv[1:] if argv is None else list(argv)
     command = shlex.join(["python", relative(program), *argv])
     options, recipe = read_command_line(argv)
+    others = multiprocessing.active_children()  # of whoever calls this
     try:
         if WORLD > 1:
             if options.device == "cuda":
@@ -1035,21 +1057,31 @@ def main(argv=None, program=__file__):
         if WORLD > 1:
             torch.distributed.destroy_process_group()
     except Ended as ended:
-        end(ended, ended.status)
+        exit_with_line(ended, ended.status)
     except RunError as error:
-        end(error)
+        exit_with_line(error)
     except OSError as error:
-        again = (
-            "; the same command with --resume goes on" if (options.out / "ckpt.pt").exists() else ""
-        )
-        end(f"{type(error).__name__}: {error}{again}", status=1)
+        if not is_about(error, options.out):
+            raise  # a bug in a layer or task of your own shows where it is
+        advice = ""
+        if (options.out / "ckpt.pt").exists():
+            advice = "; the same command with --resume goes on"
+        exit_with_line(f"{type(error).__name__}: {error}{advice}", status=1)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        hint = "A smaller --batch-size or a larger --grad-accum needs less"
-        end(f"{type(error).__name__}: {error}. {hint}", status=1)
+        advice = "A smaller --batch-size or a larger --grad-accum needs less"
+        exit_with_line(f"{type(error).__name__}: {error}. {advice}", status=1)
     finally:
-        kill_workers()
+        kill_workers(others)
+
+
+def is_about(error, folder):
+    """Whether a file that could not be written or read is the folder, in it, or above it."""
+    if error.filename is None:
+        return False
+    file, folder = Path(error.filename).absolute(), folder.absolute()
+    return file.is_relative_to(folder) or folder.is_relative_to(file)
 
 
 def relative(path):
@@ -1060,12 +1092,16 @@ def relative(path):
     return path.name
 
 
-def kill_workers():
-    """After an error: they ignore the signal that would end them with this process."""
+def kill_workers(others):
+    """Kill the loader's workers: they ignore the signal that would end them with this process.
+
+    others: child processes that are not the loader's
+    """
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler would raise an error
-    for worker in multiprocessing.active_children():
-        worker.kill()
+    for process in multiprocessing.active_children():
+        if process not in others:
+            process.kill()
 
 
 def out_of_memory(error):

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 GREY, ORANGE = "#848d97", "#e8590c"  # a little lighter than plot.py's, for dark pages
+WIDTHS = {"A": "d", "B": "3d", "C": "d", "D": "16d/3"}  # in a model of width d
 
 
 def line(axis, *corners, colour=GREY, head=True):
@@ -51,7 +52,13 @@ def sublayer(axis, y, name, *steps):
     x = 0.2
     for step in steps:
         line(axis, (x, y), (x + 0.5, y))
-        x = box(axis, x + 0.5, y, step)
+        left = x + 0.5
+        x = box(axis, left, y, step)
+        if step in WIDTHS:
+            wide = f"{WIDTHS[step]} wide"
+            axis.text(
+                (left + x) / 2, y - 0.52, wide, color=GREY, fontsize=9, ha="center", va="center"
+            )
     line(axis, (x, y), (12, y))
     line(axis, (0.4, y), (0.4, y + 0.6), (12.2, y + 0.6), (12.2, y + 0.2))
     axis.add_patch(plt.Circle((12.2, y), 0.2, ec=GREY, fc="none", lw=1.5))
@@ -61,11 +68,11 @@ def sublayer(axis, y, name, *steps):
 
 def main():
     figure, axis = plt.subplots(figsize=(9, 4.2))
-    axis.set(xlim=(-0.2, 13), ylim=(-0.4, 5.7), aspect="equal")
+    axis.set(xlim=(-0.2, 13), ylim=(-0.7, 5.7), aspect="equal")
     axis.axis("off")
     axis.text(0.5, 5.3, "a Canon layer", color=ORANGE, fontsize=13, weight="bold", va="center")
     canon_layer(axis, 3.4)
-    sublayer(axis, 1.5, "attention", "norm", "A", "q, k, v", "B", "rotary", "attend", "out")
+    sublayer(axis, 1.6, "attention", "norm", "A", "q, k, v", "B", "rotary", "attend", "out")
     sublayer(axis, 0, "MLP", "norm", "C", "gate, up", "D", "act(gate) · up", "down")
     path = Path(__file__).with_name("block.png")
     figure.savefig(path, dpi=200, transparent=True, bbox_inches="tight", pad_inches=0.05)

@@ -723,7 +723,7 @@ def nope_is_as_good_as_rope_on_real_text(runs):
 
 @claim(
     "R12",
-    "Neither one more layer nor twice the steps make up for Canon on real text",
+    "Neither one more layer nor twice the steps makes up for Canon on real text",
     "text",
     ("text",),
     before_the_runs=("text",),

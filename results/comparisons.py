@@ -90,7 +90,7 @@ def hops_asked(groups):
 def copy_title(groups):
     with_canon = typical(groups, "one layer + Canon", "sequences")
     without = typical(groups, "one layer", "sequences")
-    return f"One 16-dim layer copies {with_canon} of the sequences with Canon, {without} without"
+    return f"One layer of 16 dims copies {with_canon} of the lists with Canon, {without} without"
 
 
 def hops_title(groups):
@@ -176,31 +176,32 @@ def families_title(groups):
 
 
 def tasks_title(groups):
-    rope = how_many_lifted(groups, "RoPE")
-    nope = how_many_lifted(groups, "NoPE")
-    return f"Canon lifts rotary models on {rope} tasks, those without positions on {nope}"
+    rope, tasks = lifted(groups, "RoPE")
+    nope, _ = lifted(groups, "NoPE")
+    if rope == nope == tasks:
+        return f"Canon raises the score on all {tasks} tasks, with positions and without"
+    return f"Canon raises the score on {rope} of {tasks} tasks with positions, on {nope} without"
 
 
 def text_title(groups):
     canon_bits = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
     longer_bits = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
     if canon_bits and longer_bits and min(longer_bits) > max(canon_bits):
-        return "On real text, even twice the steps do not make up for Canon"
+        return "On real text, not even twice the steps make up for Canon"
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")
     return f"A byte of real text costs a rotary model {rope} bits, with Canon {with_canon}"
 
 
-def how_many_lifted(groups, model):
-    """On how many tasks the model's median is higher with Canon, as in: 6 of 6."""
+def lifted(groups, model):
+    """On how many tasks the model's median is higher with Canon, and on how many it was tried."""
     lifts = []
     for score in TASKS_SCORES:
         without = plot.last_scores(groups.get(model, []), score)
         with_canon = plot.last_scores(groups.get(f"{model} + Canon", []), score)
         if without and with_canon:
             lifts.append(median(with_canon) - median(without))
-    lifted = [lift for lift in lifts if lift > 0]
-    return f"{len(lifted)} of {len(lifts)}"
+    return sum(lift > 0 for lift in lifts), len(lifts)
 
 
 # ---- 3. The comparisons ----------------------------------------------------
@@ -226,9 +227,9 @@ TASKS_HEADINGS = {
     "depo2: answers": "Depo2: answers",
     "brevo1: all": "Brevo1: answers",
     "brevo2: all": "Brevo2: answers",
-    "mano: longest": "Mano: results",
+    "mano: longest": "Mano: right results",
     "capo: bits/param": "Capo: facts stored",
-    "lano: sentences": "Lano: sentences",
+    "lano: sentences": "Lano: right sentences",
 }
 
 
@@ -256,9 +257,11 @@ def draw_copy(groups, scores, title):
     for model, runs in groups.items():
         if model == "128 dims":
             shown["one layer of 128 dims"] = runs
+        elif model == "two layers":
+            shown["two layers of 16 dims"] = runs
         elif model != "one layer, twice the steps":
             shown[model] = runs
-    return plot.curves(shown, ["sequences"], title)
+    return plot.curves(shown, ["sequences"], title, headings={"sequences": "lists copied whole"})
 
 
 def draw_tasks(groups, scores, title):
