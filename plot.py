@@ -148,6 +148,7 @@ def order(run):
         mixers.index(model["mixer"]),
         model["mixer"],
         positions.index(model["pos"]),
+        model["pos"],
         len(model["canon"]) + model["short_conv"],
         model_name(model),
         model["n_layer"],

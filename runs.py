@@ -161,17 +161,18 @@ class Run:
         write_atomically(self.folder / "config.json", text.encode())
 
     def require_unused(self):
-        """A run without a checkpoint has not begun, so it may start again."""
-        if (self.folder / "ckpt.pt").exists():
-            advice = "--resume goes on with it, or choose another --out"
-            raise RunError(f"{self.folder} is not empty: {advice}")
+        """A run that has logged nothing has not begun, so it may start again."""
         if not self.folder.exists():
             return
-        beginning = {"config.json", "config.json.new", "ckpt.pt.new"}
-        for path in self.folder.iterdir():
-            empty_log = path.name == "metrics.jsonl" and path.stat().st_size == 0
-            if path.name not in beginning and not empty_log:
-                raise RunError(f"{self.folder} is not empty: choose another --out")
+        log = self.folder / "metrics.jsonl"
+        has_log = log.exists() and log.stat().st_size > 0
+        if has_log and (self.folder / "ckpt.pt").exists():
+            advice = "--resume goes on with it, or choose another --out"
+            raise RunError(f"{self.folder} is not empty: {advice}")
+        own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
+        others = [path for path in self.folder.iterdir() if path.name not in own_files]
+        if has_log or others:
+            raise RunError(f"{self.folder} is not empty: choose another --out")
 
     def open_and_lock(self):
         """metrics.jsonl, locked for this process as long as it lives.
@@ -264,8 +265,8 @@ def recipe_differences(old, new, name=""):
 def with_defaults(kind, values):
     """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
 
-    A run that is older than a field had the field's default. Fields that __post_init__ changes, such
-    as Config's short_conv, are no exception: then the run counts as different.
+    A run that is older than a field had the field's default. A field that __post_init__ changes is
+    no exception: with Config's short_conv, the older run counts as different.
     """
     defaults = {}
     for field in dataclasses.fields(kind):
@@ -369,6 +370,7 @@ def checked(run):
     require_kinds(run["task"], {"name": str})
     require_kinds(run["training"], {"steps": int, "batch_size": int})
     run["model"] = with_defaults(Config, run["model"])
+    run["training"].setdefault("optimizer", "adamw")  # the only one, when runs did not say so
     require_kinds(run["model"], MODEL_FIELDS)
     if "scores" not in run:  # written before runs said so
         task = make_task(**run["task"])

@@ -38,7 +38,8 @@ from torch.nn.utils.rnn import pad_sequence
 # row, each opened by <bos> (our choice). A document counts as right if the model predicts all of
 # its targets.
 
-TRAIN, EVAL, PEOPLE, MEETINGS, SAMPLES = range(5)  # independent random streams: parts of seeds
+# The second number of a seed, such as [seed, TRAIN, step], so that streams are independent.
+TRAIN, EVAL, PEOPLE, MEETINGS, SAMPLES = range(5)
 ROWS = 32  # how many documents a model reads at a time when it is scored
 
 
@@ -127,7 +128,8 @@ class Task:
                 text.extend(document, room)
                 if len(text.tokens) == batch_size * width:
                     break
-            # About as many as are still missing, and some more.
+            # About as many as are still missing: one more per window, as its last document is cut
+            # off, and then a tenth and eight more, so that they are rarely too few.
             windows_missing = batch_size - len(text.tokens) // width
             documents_per_window = width / (drawn_tokens / drawn_documents) + 1
             count = int(1.1 * (windows_missing * documents_per_window)) + 8
@@ -291,18 +293,18 @@ class Depo(Task):
         hops: k of each question, of all instances in a row. Yields the document and its answers,
         [(k, start, end)]: tokens start .. end - 1 answer a question of k hops.
         """
-        hops = iter(hops)
+        next_hops = iter(hops)
         orders = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
         for names, edges, asked in orders:
             # names[x] is the word of node x, a tuple of tokens. Both edges and asked are 0..n-1 in
             # random order: x in edges stands for x -> x + 1, the first of asked are asked about.
             n = len(names)
             document, answers = Document([self.bos]), []
-            # exercise 7: document and answers; next(hops) is the next question's k
+            # exercise 7: document and answers; next(next_hops) is the next question's k
             for x in edges:
                 document.give(names[x] + names[(x + 1) % n] + self.separator)
             for q in asked[: self.questions]:
-                k = next(hops)
+                k = next(next_hops)
                 document.give((self.ans + k, *names[q]))
                 start, end = document.ask((self.ans, *names[(q + k) % n]))
                 answers.append((k, start + 1, end))  # <ans> is not part of the answer
@@ -312,7 +314,8 @@ class Depo(Task):
     def evaluate(self, model, seed, n):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
-        hops = rng.permutation(np.resize(self.hops, n * min(self.N, self.questions))).tolist()
+        questions = n * min(self.N, self.questions)
+        hops = rng.permutation(np.resize(self.hops, questions)).tolist()
         sizes = [self.N for _ in range(n)]
         instances = list(self.instances(rng, sizes, hops))
         found = self.right_tokens(model, [document.tokens for document, _ in instances])
@@ -921,25 +924,26 @@ class Lano(Task):
             parsed += int(self.parses(texts).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
-        nats, places = 0.0, 0
+        nats, n_places = 0.0, 0
         for rows in sentences[:, : self.block_size - 1].split(ROWS):
             rows = rows.to(device_of(model))
             chart = self.charts(rows)  # (rows, T + 1, 4), zero behind the end
-            place = chart.sum(-1) > 0
-            exact = chart[place] / chart[place].sum(-1, keepdim=True)
-            logits = model(F.pad(rows, (1, 0), value=self.bos))[0][place]
+            is_place = chart.sum(-1) > 0
+            exact = chart[is_place] / chart[is_place].sum(-1, keepdim=True)
+            logits = model(F.pad(rows, (1, 0), value=self.bos))[0][is_place]
             log_model = logits.to(exact.dtype).log_softmax(-1)[:, [self.bos, 1, 2, 3]]
             nats += float((torch.xlogy(exact, exact) - exact * log_model).sum())
-            places += len(exact)
-        return {"sentences": parsed / n, "KL": nats / places}
+            n_places += len(exact)
+        return {"sentences": parsed / n, "KL": nats / n_places}
 
     def parses(self, texts):
         """Which texts (B, T) are a sentence, and then <bos> up to the end: bool, (B,)."""
-        words = texts != self.bos
-        chart = self.charts(texts * words)
+        in_sentence = texts != self.bos
+        lengths = in_sentence.sum(1)
+        chart = self.charts(texts * in_sentence)
         rows = torch.arange(len(texts), device=texts.device)
         ended = texts[:, -1] == self.bos
-        return ended & (chart[rows, words.sum(1), 0] > 0)
+        return ended & (chart[rows, lengths, 0] > 0)
 
     def charts(self, tokens):
         """The chart of many rows, a few at a time to save memory."""
@@ -1046,8 +1050,8 @@ class Capo(Task):
         epochs, places = np.divmod(np.arange(step * meetings, (step + 1) * meetings), self.N)
         who = np.empty(meetings, dtype=np.int64)
         for epoch in range(epochs[0], epochs[-1] + 1):
-            now = epochs == epoch
-            who[now] = meeting_order(seed, epoch, self.N)[places[now]]
+            in_epoch = epochs == epoch
+            who[in_epoch] = meeting_order(seed, epoch, self.N)[places[in_epoch]]
         lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who)
         tokens = lives.reshape(batch_size, -1)
         tokens = np.pad(tokens, [(0, 0), (0, self.block_size + 1 - tokens.shape[1])])
@@ -1084,7 +1088,8 @@ class Capo(Task):
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
         unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
         counts = model.parameter_counts()
-        parameters = counts["total"] - counts["embeddings"] // self.vocab_size * unused
+        per_token = counts["embeddings"] // self.vocab_size
+        parameters = counts["total"] - per_token * unused
         return {"names": names, "facts": facts, "bits": bits, "bits/param": bits / parameters}
 
 

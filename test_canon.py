@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import re
 import runpy
@@ -721,7 +722,7 @@ def test_parameter_counts():
 def test_matrices_decay_and_frozen_canons_stay(options):
     model = small_model(canon="acd", **options)
     settings = train.Training(steps=1, batch_size=1, lr=0.1, weight_decay=0.5)
-    decayed, rest = train.make_optimizer(model, settings, "cpu").param_groups
+    decayed, rest = train.adamw(model, settings, "cpu").param_groups
     assert decayed["weight_decay"] == 0.5 and rest["weight_decay"] == 0
     names = {p: name for name, p in model.named_parameters()}
     spared = {p for p in names if re.search("norm|canon|conv|A_log|dt_bias|skip", names[p])}
@@ -2665,7 +2666,7 @@ def test_a_step_clips_gradients_and_exchanges_them_once(share, world, monkeypatc
         kept.append(torch.stack(squares).sum().sqrt().item())
 
     settings = train.Training(steps=9, batch_size=6, lr=0.1)
-    optimizer = train.make_optimizer(model, settings, "cpu")
+    optimizer = train.adamw(model, settings, "cpu")
     monkeypatch.setattr(optimizer, "step", step)
     tokens, mask = torch.randint(0, 19, (2, 25)), torch.ones(2, 25, dtype=torch.bool)
     parts = [(tokens, mask, share)] * 3
@@ -2685,7 +2686,7 @@ def test_learning_rate_schedule():
 
 def test_a_group_keeps_its_own_learning_rate(here, monkeypatch):
     """Through the schedule, and through --resume."""
-    make = train.make_optimizer
+    make = train.adamw
 
     def two_rates(*arguments):
         optimizer = make(*arguments)
@@ -2698,7 +2699,7 @@ def test_a_group_keeps_its_own_learning_rate(here, monkeypatch):
         seen.append([group["lr"] for group in optimizer.param_groups])
         return real(model, optimizer, *rest)
 
-    monkeypatch.setattr(train, "make_optimizer", two_rates)
+    monkeypatch.setitem(train.OPTIMIZERS, "adamw", two_rates)
     monkeypatch.setattr(train, "train_step", watched)
     with interruption(9), pytest.raises(SystemExit):
         train.main(tiny("--steps 20 --lr 0.01"))
@@ -2738,12 +2739,14 @@ class TwoOptimizers:
 
 
 def test_an_optimizer_of_ones_own_resumes(here, monkeypatch):
-    monkeypatch.setattr(train, "make_optimizer", lambda model, *rest: TwoOptimizers(model))
+    monkeypatch.setitem(train.OPTIMIZERS, "adamw", lambda model, *rest: TwoOptimizers(model))
     train.main(tiny("--steps 20", "whole"))
     with interruption(9), pytest.raises(SystemExit):
         train.main(tiny("--steps 20", "run"))
     train.main(tiny("--steps 20 --resume", "run"))
     whole, resumed = checkpoint("whole"), checkpoint("run")
+    first_group = whole["optimizer"]["both"][0]["param_groups"][0]
+    assert logged("whole")[-2]["lr"] == first_group["lr"]  # of the step before the final line
     for name, weight in whole["model"].items():
         assert torch.equal(weight, resumed["model"][name])
 
@@ -2751,7 +2754,7 @@ def test_an_optimizer_of_ones_own_resumes(here, monkeypatch):
 def test_a_checkpoint_of_another_optimizer_is_refused(ends, monkeypatch):
     with interruption(9), pytest.raises(SystemExit):
         train.main(tiny("--steps 20"))
-    monkeypatch.setattr(train, "make_optimizer", lambda model, *rest: TwoOptimizers(model))
+    monkeypatch.setitem(train.OPTIMIZERS, "adamw", lambda model, *rest: TwoOptimizers(model))
     ends(tiny("--steps 20 --resume"), "its optimizer was AdamW, not TwoOptimizers")
 
 
@@ -2773,6 +2776,55 @@ FAULTS = {LooksAhead: "a layer looks ahead", ForgetsItsStream: "does not keep in
 def test_a_layer_that_looks_ahead_or_forgets_is_refused(layer, point, ends):
     with patch.dict(canon_gpt.CANONS, own=layer):
         ends(tiny(f"--canon {point} --canon-type own"), "canon_type own", FAULTS[layer])
+
+
+class LooksFarAhead(Canon):
+    """By 40 tokens, as a mixer might that mistakes the future of its chunk for the past."""
+
+    def forward(self, x, state=None):
+        return super().forward(x, state) + 0.1 * F.pad(x, (0, 0, 0, 40))[:, 40:]
+
+
+@patch.dict(canon_gpt.CANONS, own=LooksFarAhead)
+def test_a_layer_that_looks_far_ahead_is_refused(ends):
+    ends(tiny("--block-size 128 --canon a --canon-type own"), "a layer looks ahead")
+
+
+class Wide(Attention):
+    @classmethod
+    def check(cls, config):
+        if config.d_model % 64 != 0:
+            config.refuse("d_model", "must be a multiple of 64")
+
+
+@patch.dict(MIXERS, wide=Wide)
+def test_a_mixer_need_not_fit_the_width_of_the_preset(ends):
+    ends(tiny("--mixer wide"), "d_model = 16")
+    words = [*TINY, *"--mixer wide --d-model 64 --steps 2".split()]
+    train.main(words)
+    (run,) = Path("out").iterdir()
+    assert "wide" in run.name and "d-model=64" in run.name
+
+
+class Forgetful(Attention):
+    def forward(self, x, state=None):
+        return open("missing.txt")
+
+
+@patch.dict(MIXERS, forgetful=Forgetful)
+def test_a_bug_in_a_layer_of_ones_own_shows_where_it_is(here):
+    """As the file is none of the run's."""
+    with pytest.raises(FileNotFoundError, match="missing.txt"):
+        train.main(tiny("--mixer forgetful"))
+
+
+def test_other_processes_outlive_a_run(here):
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
+    train.main(tiny("--steps 2 --workers 1"))
+    assert other.is_alive()
+    other.kill()
+    other.join()
 
 
 def test_a_pattern_may_need_more_layers_than_the_preset_has(here):
@@ -4864,7 +4916,8 @@ def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
     for name, preset in (*shown, ("copy", "small")):
         with pytest.raises(SystemExit, match="0|False"):
             reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("|  | seeds")]
     missing = [row for row in rows if row not in text]
     assert len(rows) > 40 and missing == []
     reproduce.main(["claims", "--out", "x"])

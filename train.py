@@ -74,13 +74,14 @@ SCHEDULES = {"cosine": cosine, "linear": linear}
 
 @dataclass
 class Training:
-    """Training length, batch size and the settings of AdamW."""
+    """How long a run trains, on how much at a time, and by which optimizer."""
 
     steps: int | None  # None: the task sets them, which only Capo does
     batch_size: int  # windows per step: sequences of block_size tokens
     lr: float  # the peak of the learning rate
     warmup: int = 1000  # steps until it is reached
     schedule: str = "cosine"  # after that: an entry of SCHEDULES
+    optimizer: str = "adamw"  # an entry of OPTIMIZERS (section 4)
     weight_decay: float = 0.03  # of matrices only
     betas: tuple = (0.9, 0.98)
     eps: float = 1e-6
@@ -95,6 +96,8 @@ class Training:
         require_range("weight_decay", self.weight_decay, 0, 10**6)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule = {self.schedule!r}: allowed: {', '.join(SCHEDULES)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer = {self.optimizer!r}: allowed: {', '.join(OPTIMIZERS)}")
 
 
 @dataclass
@@ -300,6 +303,7 @@ def make_parser():
     add("--lr", type=float, help="peak learning rate")
     add("--warmup", type=int, help="steps until the learning rate peaks")
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
+    add("--optimizer", help=", ".join(OPTIMIZERS))
     add("--weight-decay", type=float, help="weight decay, of matrices only")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
@@ -687,6 +691,8 @@ class Batches:
         """
         tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, index, self.batch_size))
         targets = mask[:, 1:].sum()
+        if targets == 0:
+            raise ValueError(f"step {index + 1}: the task's documents have no targets")
         tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
         mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
         share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
@@ -722,7 +728,7 @@ def micro_batches_on(device, batch):
     return list(zip(tokens, mask, share))
 
 
-def make_optimizer(model, training, device):
+def adamw(model, training, device):
     """AdamW. The matrices of Linear and Embedding decay; norms and convolutions do not."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     learning = [p for p in model.parameters() if p.requires_grad]
@@ -733,6 +739,11 @@ def make_optimizer(model, training, device):
     return torch.optim.AdamW(
         groups, lr=training.lr, betas=training.betas, eps=training.eps, fused=device != "mps"
     )
+
+
+# One of your own is one more entry. Its groups of weights may have learning rates of their own:
+# warm-up and schedule scale each.
+OPTIMIZERS = {"adamw": adamw}
 
 
 def learning_rate(step, peak, training):
@@ -942,7 +953,7 @@ def train(options, recipe, command, stop):
     require_causal(model)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
     fast_model = compiled_and_shared(model, options)  # has the same weights
-    optimizer = make_optimizer(model, training, device)
+    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # --resume may load later rates
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 

@@ -33,7 +33,7 @@ MAIN_SCORES = {  # the one score that a task is judged by
     "lano": "sentences",
     "text": "bits per byte",
 }
-LESS_IS_BETTER = ("bits per byte",)  # units
+LESS_IS_BETTER = ("bits per byte", "nats", "steps")  # units
 MASTERED = 0.9  # a hop counts as mastered from this share of right answers on
 
 
@@ -46,28 +46,29 @@ def with_made_scores(run):
     longest          Mano: the share right of the longest expressions
     depo0: answers   any task: its main score, under a name that no other task has
 
-    and with "main", the name of its task's main score: for a task of one's own its last score.
+    and with "main", the name of its task's main score: for a task of one's own its first score.
     """
     task, units = run["task"]["name"], dict(run["scores"])
-    main = MAIN_SCORES.get(task, list(run["evals"][-1]["eval"])[-1])
+    main = MAIN_SCORES.get(task, list(run["evals"][-1]["eval"])[0])
     evals, steps_to_first = [], math.inf
     for evaluation in run["evals"]:
         step, scores = evaluation["step"], dict(evaluation["eval"])
-        hops = [score for score in scores if score.startswith("k=")]
-        lengths = [score for score in scores if score.startswith("l=")]
-        if hops:
+        if task.startswith("depo"):
+            hops = [score for score in scores if score.startswith("k=")]
             scores["answers"] = statistics.mean(scores[score] for score in hops)
             scores["hops mastered"] = hops_mastered(scores, hops)
             if scores["k=1"] >= MASTERED:
                 steps_to_first = min(steps_to_first, step)
             scores["steps to k=1"] = steps_to_first
             units.update({"answers": "share", "hops mastered": "hops", "steps to k=1": "steps"})
-        if lengths:
+        if task == "mano":
+            lengths = [score for score in scores if score.startswith("l=")]
             scores["longest"] = scores[lengths[-1]]
             units["longest"] = "share"
-        scores[f"{task}: {main}"] = scores[main]
+        if main in scores:  # a task of one's own may not score it each time
+            scores[f"{task}: {main}"] = scores[main]
         evals.append({"step": step, "eval": scores})
-    units[f"{task}: {main}"] = units[main]
+    units[f"{task}: {main}"] = units.setdefault(main, "")
     return {**run, "evals": evals, "scores": units, "main": main}
 
 
@@ -198,7 +199,7 @@ def all_hold(*verdicts):
     models = {}
     for verdict in verdicts:
         for seeds in verdict.models:
-            models[seeds.model] = seeds
+            models[seeds.model, seeds.score] = seeds
     rule = "; ".join(verdict.rule for verdict in verdicts)
     return Verdict(rule, outcome, list(models.values()))
 
@@ -335,6 +336,9 @@ class Claim:
 def claim(result, title, comparison, tasks, paper="", before_the_runs=(), each=(None,)):
     """Enter the function below into CLAIMS. With `each`, it is a claim about each of these models,
     its second argument, whose name takes the place of {} in the title."""
+
+    if result not in RESULTS:
+        raise ValueError(f"result = {result!r}: allowed: {', '.join(RESULTS)}")
 
     def enter(rule):
         for about in each:

@@ -177,7 +177,8 @@ def best_rate(rates):
         for run in runs:
             main = run["main"]
             sign = -1 if run["scores"][main] in LESS_IS_BETTER else 1
-            scores = [sign * evaluation["eval"][main] for evaluation in run["evals"]]
+            values = plot.values_by_step(run, main).values()
+            scores = [sign * value for value in values]
             ends.append(scores[-1])
             before += scores[:-1]
         return min(len(runs), SEEDS), statistics.mean(ends), statistics.mean(before), rate
@@ -432,13 +433,24 @@ def claims_page(runs):
         for claim, task, where, verdict in mine:
             here = ""
             if verdict.outcome != NOT_RUN:
-                each = [f"{seeds} {seeds.in_print()}" for seeds in verdict.models]
-                here = f"{verdict.models[0].score}: {'; '.join(each)}"
+                here = scores_in_print(verdict.models)
             title = claim.title if task in claim.before_the_runs else f"{claim.title}*"
             rows.append([title, claim.paper_on(task), verdict.rule, here, where, verdict.outcome])
         parts.append(f"## {result}: {about}")
         parts.append(plot.markdown(rows) if mine else "Not tried here.")
     return "\n\n".join(parts) + "\n"
+
+
+def scores_in_print(models):
+    """Each seed of each model: "tokens: `one layer` 82%, 38%; `two layers` 100%, 100%"."""
+    texts, score = [], None
+    for seeds in models:
+        text = f"{seeds} {seeds.in_print()}"
+        if seeds.score != score:
+            score = seeds.score
+            text = f"{score}: {text}"
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def judge_all(runs):
@@ -482,10 +494,12 @@ def read_command_line(argv):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    register_own_things(argv)
     parser.add_argument("--list", action="store_true", help="name the comparisons")
     names = parser.add_subparsers(dest="name", metavar="NAME", help="a comparison, or: claims")
     add = names.add_parser("claims", allow_abbrev=False).add_argument
     add("--out", type=Path, default="out", help="the folder for claims.md (default: out)")
+    add("--program", help="a program of your own, whose things are judged, too")
     for name in COMPARISONS:
         add = names.add_parser(name, allow_abbrev=False).add_argument
         add("--dry-run", action="store_true", help="print the command of each run")
@@ -505,6 +519,19 @@ def read_command_line(argv):
         if flag in ("--task", "--seed", "--resume"):
             fail(f"{flag}: each run of a comparison has its own")
     return options, flags
+
+
+def register_own_things(argv):
+    """Run --program for what it registers, which may be a comparison that argv names."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.error = fail
+    finder.add_argument("--program")
+    program = finder.parse_known_args(argv)[0].program
+    if program is None:
+        return
+    if not Path(program).is_file():
+        fail(f"--program {program}: no such file")
+    runpy.run_path(program, run_name="program")
 
 
 def count(text):
@@ -559,10 +586,6 @@ def write_claims(folder):
 def compare(options, flags):
     """Train what is missing, draw and judge."""
     program = train.__file__ if options.program is None else options.program
-    if not Path(program).is_file():
-        fail(f"--program {program}: no such file")
-    if options.program is not None:
-        runpy.run_path(program, run_name="program")  # enters its own mixers and tasks
     comparison = COMPARISONS[options.name]
     wanted = wanted_runs(comparison, flags, options.seeds, options.lr)
     if options.dry_run:
