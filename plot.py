@@ -472,7 +472,7 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
     height = 0.6 + 0.5 * len(groups)
     title = title or default_title(groups)
     if beside:
-        figure, axes = make_grid(2, 2, height, title, below, width_ratios=[1, 2.2])
+        figure, axes = make_grid(2, 2, height, title, below, width_ratios=[1.2, 2])
         write_beside(axes[0], beside)
     else:
         figure, axes = make_grid(1, 1, height, title, below)
@@ -518,7 +518,7 @@ def write_beside(axis, texts):
     y = -8  # points below the top
     for name, text in texts.items():
         lines = textwrap.fill(name, 26)
-        for words, size, colour in ((lines, 11, FAINT), (text, 13, "black")):
+        for words, size, colour in ((lines, 11, FAINT), (text, 12, "black")):
             axis.annotate(
                 words,
                 xy=(0, 1),
