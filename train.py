@@ -620,8 +620,8 @@ def recipe_in_words(recipe):
         width += f", {model['n_head']} heads"
         positions = model["pos"]
     canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
-    rate = f"learning rate {training.lr:g}, {training.schedule} decay"
-    rate += f" after {training.warmup:,} steps of warm-up"
+    rate = f"learning rate {training.lr:g} after {training.warmup:,} steps of warm-up"
+    rate += f", then {training.schedule}"
     if training.warmup >= training.steps:
         rate = f"learning rate {training.lr:g} not reached: --warmup is {training.warmup:,} steps"
     return [
@@ -766,7 +766,7 @@ LONGEST_GRADIENT = 1.0  # its norm; a longer one is shortened
 
 
 def train_step(model, optimizer, micro_batches, autocast):
-    """Update the weights from a batch. Returns its loss, and the gradient's norm, both before."""
+    """Update the weights from a batch. Returns the loss and the gradient's norm before that."""
     batch_loss = 0.0
     for number, (tokens, mask, share) in enumerate(micro_batches, 1):
         syncing = contextlib.nullcontext()
@@ -929,7 +929,10 @@ class StopSignals:
 
 
 def over_all_processes(loss, requested):
-    """The batch's mean loss, and whether any process was asked to stop: all stop after one step."""
+    """The loss, averaged over the processes, and whether any of them was asked to stop.
+
+    Then all stop, after the same step.
+    """
     values = torch.stack([loss, torch.full_like(loss, float(requested is not None))])
     if WORLD > 1:
         torch.distributed.all_reduce(values)

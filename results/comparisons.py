@@ -163,8 +163,9 @@ def mlp_title(groups):
 
 def linear_title(groups):
     most = hops_asked(groups)[-1]
-    found = [f"{model} {typical(groups, model, f'k={most}')}" for model in FULL_LINEAR]
-    return f"{most} hops: {', '.join(found)}"
+    without = typical(groups, "Mamba2, no conv", f"k={most}")
+    with_conv = typical(groups, "Mamba2, conv", f"k={most}")
+    return f"{most} hops: Mamba2 gets {with_conv} right, {without} without its own convolution"
 
 
 def families_title(groups):
