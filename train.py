@@ -2,8 +2,9 @@
 
 Section 7 is the training loop; what comes before it is what the loop calls. 1 recipes and presets;
 2 the command line; 3 what a run is called, and what it prints; 4 data, optimizer, learning rate;
-5 one step; 6 checks, clock and signals; 7 the run, in the order of events; 8 how it ends. A run
-leaves config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
+5 one step, and one evaluation; 6 checks, clock and signals; 7 the run, in the order of events;
+8 what it cost, and `main`, where everything begins. A run leaves config.json, metrics.jsonl and
+ckpt.pt in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -762,17 +763,17 @@ def set_learning_rates(optimizer, peaks, step, training):
 
 # ---- 5. One step, and one evaluation ---------------------------------------
 
-LONGEST_GRADIENT = 1.0  # its norm; a longer one is shortened
+LONGEST_GRADIENT = 1.0  # its norm; a longer one is clipped
 
 
 def train_step(model, optimizer, micro_batches, autocast):
-    """Update the weights from a batch. Returns the loss and the gradient's norm before that."""
+    """Update the weights from a batch. Returns its loss, and the unclipped gradient's norm."""
     batch_loss = 0.0
     for number, (tokens, mask, share) in enumerate(micro_batches, 1):
-        syncing = contextlib.nullcontext()
+        exchange = contextlib.nullcontext()
         if WORLD > 1 and number < len(micro_batches):
-            syncing = model.no_sync()  # processes exchange gradients after the last one only
-        with syncing:
+            exchange = model.no_sync()  # processes exchange gradients once, after the last one
+        with exchange:
             with autocast:
                 _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
                 loss = loss * share
@@ -823,7 +824,8 @@ class Ended(Exception):
 
 @torch.no_grad()
 def require_causal(model):
-    """End the run if a layer sees later tokens, which makes every task easy, or forgets its stream.
+    """End the run if a layer sees later tokens, which makes every task easy, or if the model
+    computes something else when a text comes in pieces.
 
     The beginning of a sequence must have the same logits alone as in the whole. So must the whole
     in two pieces. A layer whose weights are zero at the start adds nothing, so it passes unseen.
@@ -957,7 +959,7 @@ def train(options, recipe, command, stop):
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
     fast_model = compiled_and_shared(model, options)  # has the same weights
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume may load later rates
+    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume loads a later step's
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     # The run's folder. A new run saves step 0; with --resume, it goes on from the checkpoint.
@@ -990,21 +992,22 @@ def train(options, recipe, command, stop):
             logging = step % LOG_EVERY == 0 or evaluating
             if not (logging or stop.at_once):
                 continue
-            loss, stopping = over_all_processes(loss, stop.requested)
+            mean_loss, stopping = over_all_processes(loss, stop.requested)
             weights = list(model.parameters())
-            require_finite(step, {"loss": loss, "gradient": norm, "weights": weights})
+            require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
 
             # Log this batch's loss, and now and then the scores.
             if logging:
-                line = {"step": step, "loss": round(loss, 5), **clock.lap(step)}
+                line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 if evaluating:
                     scores = evaluate(task, model, recipe, micro_batches, autocast, step)
                     line["eval"] = scores
                 run.log(line)
-                bar.set_postfix({"loss": f"{loss:.3f}", **in_words(task, scores)}, refresh=False)
+                shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
+                bar.set_postfix(shown, refresh=False)
 
-            # Save, the log included; stop, if asked to before the end.
+            # Save, the log included. Stop if asked to; after the last step, finish instead.
             if evaluating or stopping:
                 run.save(model, optimizer, step, clock.seconds())
             if stopping and step < training.steps:
@@ -1013,7 +1016,8 @@ def train(options, recipe, command, stop):
                 raise Ended(f"stopped after step {step}; {advice}", status=128 + stop.number)
             clock.restart(step)
 
-    # What it cost, and one instance with the model's answers.
+    # What it cost, and one instance with the model's answers. The scores are the log's: a run that
+    # was killed after its last step, and resumed, has not been through the loop.
     scores = run.lines[-1]["eval"]
     costs = costs_of(run, model, options, clock)
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
