@@ -3106,7 +3106,7 @@ def test_damaged_checkpoints_are_refused(ends):
 @parametrize(
     "error, words",
     [
-        (PermissionError(13, "Permission denied", "x"), ["Permission denied: 'x'", "--resume"]),
+        (PermissionError(13, "Permission denied", "run/x"), ["denied: 'run/x'", "--resume"]),
         (MemoryError(), ["MemoryError", "--batch-size"]),
         (torch.OutOfMemoryError("CUDA out of memory. Tried .."), ["out of memory", "--grad-accum"]),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: .."), ["--grad-accum"]),
@@ -3634,24 +3634,30 @@ def test_attention_maps_are_the_weights_of_attention():
         x = block(x)
 
 
-def test_inside_draws_the_sharpest_heads_and_the_canon_weights(new_folder):
+def test_inside_draws_the_sharpest_heads_and_the_canon_weights(new_folder, monkeypatch):
     task, model = write_untrained_model("run", n_layer=3, pos="nope", canon="ad")
     (document,) = task.documents(default_rng([0, tasks.SAMPLES]), 1)
     assert len(document.tokens) == 10  # <bos>, four numbers, <query>, four numbers
     maps = plot.attention_maps(model, document.tokens[:-1])
     sharpness = {place: weights[5:9].max(dim=1).values.mean() for place, weights in maps.items()}
-    bluntest = min(sharpness, key=sharpness.get)
-    expected = [place for place in maps if place != bluntest]
-
-    *heads, canon = plot.inside(Path("run")).axes
-    titles = [axis.get_title("left") for axis in heads]
-    assert titles == [f"layer {layer}, head {head}" for layer, head in expected]
-    for place, axis in zip(expected, heads):
-        assert np.allclose(axis.images[0].get_array(), maps[place][5:9], atol=1e-6)
+    assert max(sharpness.values()) < 0.5  # then only the sharpest is drawn
+    layer, head = max(sharpness, key=sharpness.get)
+    axis, canon = plot.inside(Path("run")).axes
+    assert axis.get_title("left") == f"layer {layer}, head {head}"
+    assert np.allclose(axis.images[0].get_array(), maps[layer, head][5:9], atol=1e-6)
     places = [label.get_text() for label in canon.get_xticklabels()]
     assert places == ["1A", "1D", "2A", "2D", "3A", "3D"]
     sizes = model.blocks[1].mlp.canon.weight.detach().abs().mean(dim=1)
     assert np.allclose(canon.images[0].get_array()[:, 3], sizes)
+
+    sharp = torch.eye(9)
+    some_sharp = {(1, 1): sharp, (1, 2): maps[1, 2], (2, 1): sharp}
+    monkeypatch.setattr(plot, "attention_maps", lambda model, tokens: some_sharp)
+    *heads, _ = plot.inside(Path("run")).axes
+    titles = [axis.get_title("left") for axis in heads]
+    assert titles == ["layer 1, head 1", "layer 2, head 1"]
+    monkeypatch.setattr(plot, "attention_maps", lambda *_: {(1, h): sharp for h in range(1, 8)})
+    assert len(plot.inside(Path("run")).axes) == 5 + 1
 
 
 def test_the_last_hop_ends_at_the_answer(monkeypatch):
@@ -4094,7 +4100,11 @@ def test_scores_are_made_of_others():
 
     evals = [{"step": 10, "eval": {"first": 0.5, "second": 0.25}}]
     run = {"task": {"name": "mine"}, "scores": {"first": "share", "second": "nats"}, "evals": evals}
-    assert claims.with_made_scores(run)["main"] == "second"
+    assert claims.with_made_scores(run)["main"] == "first"
+
+    evals = [{"step": 10, "eval": {}}, {"step": 20, "eval": {"k=2": 3.5}}]  # not Depo's k
+    made = claims.with_made_scores({"task": {"name": "mine"}, "scores": {}, "evals": evals})
+    assert made["evals"][1]["eval"] == {"k=2": 3.5, "mine: k=2": 3.5}
 
 
 # The runs that are here
@@ -4911,7 +4921,7 @@ def test_own_layers_stream(options):
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
     text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
-    names = ("copy", "hops", "depth", "fewer", "tasks", "mlp", "families", "text")
+    names = ("copy", "hops", "depth", "fewer", "tasks", "mlp", "linear", "families", "text")
     shown = [(name, "nano") for name in names]
     for name, preset in (*shown, ("copy", "small")):
         with pytest.raises(SystemExit, match="0|False"):
