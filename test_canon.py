@@ -37,7 +37,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.random import default_rng
-from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -232,37 +232,39 @@ def test_triton_segments_meet_within_a_sequence():
         assert torch.equal(f, s), f"{which} has other bits in a second run"
 
 
-class LargeTensors(TorchDispatchMode):
-    """Counts the operations that write a new tensor of `size` numbers or more."""
+class Operations(TorchDispatchMode):
+    """Notes how many numbers each operation's result has, and whether it is a new tensor."""
 
-    def __init__(self, size):
+    def __init__(self):
         super().__init__()
-        self.size = size
-        self.count = 0
+        self.sizes = []  # of all results
+        self.new_sizes = []  # without views and what is written in place
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.numel() >= self.size:
-            address = result.untyped_storage().data_ptr()
+        if isinstance(result, torch.Tensor):
+            self.sizes.append(result.numel())
             given = [a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)]
-            if address not in given:  # neither a view nor in place
-                self.count += 1
+            if result.untyped_storage().data_ptr() not in given:
+                self.new_sizes.append(result.numel())
         return result
+
+    def large(self, size):
+        """How many new tensors have so many numbers or more."""
+        return sum(numbers >= size for numbers in self.new_sizes)
 
 
 def test_eager_convolution_makes_no_shifted_copies():
     """Forward writes y and backward writes dx, and nothing else of their size."""
     x, weight, dy = conv_inputs(2, 90, 7)
     x.requires_grad_()
-    with LargeTensors(x.numel() // 2) as forward:
+    with Operations() as forward:
         y = kernels.causal_conv_pytorch(x, weight)
-    with LargeTensors(x.numel() // 2) as backward:
+    with Operations() as backward:
         torch.autograd.grad(y, x, dy)
-    assert forward.count == 1, f"forward writes {forward.count} tensors of x's size"
-    assert backward.count == 1, f"backward writes {backward.count} tensors of x's size"
-    with LargeTensors(x.numel() // 2) as definition:
-        causal_conv_reference(x, weight)
-    assert definition.count > 8
+    for name, seen in (("forward", forward), ("backward", backward)):
+        count = seen.large(x.numel() // 2)
+        assert count == 1, f"{name} writes {count} tensors of x's size"
 
 
 def test_no_gradient_is_computed_that_nobody_needs():
@@ -368,26 +370,6 @@ def test_convolution_compiles_in_one_graph(name, shape, residual):
             assert_close(weight_in.grad.double(), dw, atol=1e-5, rtol=1e-5)
 
 
-@parametrize("name", ("causal_conv", *FAST))
-def test_forward_mode_is_refused(name):
-    x, weight, _ = conv_inputs(2, 5, 4)
-    with forward_ad.dual_level():
-        x = forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(NotImplementedError):
-            getattr(kernels, name)(x, weight)
-
-
-@needs_triton
-def test_triton_refuses_second_derivatives():
-    x, weight, _ = conv_inputs(2, 5, 4)
-    x.requires_grad_()
-    weight.requires_grad_()
-    y = kernels.causal_conv_triton(x, weight)
-    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="autograd formula"):
-        torch.autograd.grad(dx.sum(), weight)
-
-
 @pytest.mark.skipif(not CUDA, reason="no GPU")
 def test_convolution_beyond_2_to_the_31():
     x, weight, _ = conv_inputs(1, 2**20 + 5, 1024, dtype=torch.bfloat16)
@@ -439,23 +421,23 @@ def test_kernels_py_checks_every_form(capsys):
     assert ("Triton" in table) == (kernels.triton is not None)
 
 
-@parametrize("factor", (1.001, math.nan))
-def test_kernels_py_finds_a_wrong_form(factor):
-    def wrong(x, weight, residual):
-        return causal_conv(x, factor * weight, residual)
+def wrong_value(x, weight, residual):
+    return causal_conv(x, 1.001 * weight, residual)
+
+
+def no_number(x, weight, residual):
+    return causal_conv(x, math.nan * weight, residual)
+
+
+def wrong_gradient(x, weight, residual):
+    return causal_conv(x, weight.detach(), residual) + 0 * weight.sum()
+
+
+@parametrize("wrong", (wrong_value, no_number, wrong_gradient))
+def test_kernels_py_finds_a_wrong_form(wrong):
 
     with pytest.raises(SystemExit, match="wrong, float32: relative error .*, allowed 1e-05"):
         kernels.check({"wrong": wrong}, DEVICE, ["float32"])
-
-
-def test_kernels_py_has_help(capsys):
-    with pytest.raises(SystemExit) as end:
-        kernels.main(["--help"])
-    assert end.value.code == 0
-    assert "usage: kernels.py" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        kernels.main(["--fast"])
-    assert end.value.code == 2
 
 
 # ---- 2. canon_gpt.py: Part I -----------------------------------------------
@@ -550,6 +532,28 @@ def test_streaming_equals_one_pass(options):
         assert_same(what, logits, model(tokens)[0], atol=1e-10, rtol=0)
 
 
+@parametrize("options", VARIANTS, ids=str)
+def test_gradients_are_slopes(options):
+    """The gradient along a random direction, against the difference of two values."""
+    model, tokens = small_model(**options).double(), some_tokens()
+    weights = list(model.parameters())
+    mix = torch.randn(2, 24, 19).double()
+
+    def value():
+        return (model(tokens)[0] * mix).sum()
+
+    gradients = torch.autograd.grad(value(), weights)
+    direction = [torch.randn_like(weight) for weight in weights]
+    slope = sum((g * d).sum() for g, d in zip(gradients, direction))
+    values = []
+    with torch.no_grad():
+        for step in (-1e-6, 2e-6):  # one step back, then two forward
+            for weight, d in zip(weights, direction):
+                weight += step * d
+            values.append(value())
+    assert_close((values[1] - values[0]) / 2e-6, slope, rtol=1e-5, atol=1e-5)
+
+
 @parametrize("points", ("", "a", "b", "c", "d", "abcd"))
 def test_canon_points_are_where_the_paper_puts_them(points):
     """A model of one block recomputed from its parts, but for attention (Canon-B is in there)."""
@@ -580,28 +584,14 @@ def test_canon_points_are_where_the_paper_puts_them(points):
     assert_same("logits", model(tokens)[0], logits)
 
 
-def canon_number_by_number(kernel):
-    """x, weight, and what Eq. 4.1 makes of them."""
+@parametrize("kernel", (2, 4))
+def test_eq_4_1_number_by_number(kernel):
     x, weight = torch.randn(2, 7, 3).double(), torch.randn(kernel, 3).double()
     want = x.clone()
     for b, t, channel, i in product(range(2), range(7), range(3), range(kernel)):
         if t - i >= 0:
             want[b, t, channel] += weight[i, channel] * x[b, t - i, channel]
-    return x, weight, want
-
-
-@parametrize("kernel", (2, 4))
-def test_eq_4_1_number_by_number(kernel):
-    x, weight, want = canon_number_by_number(kernel)
     assert_same("canon_by_hand", canon_by_hand(x, weight), want)
-
-
-@parametrize("kernel", (2, 4))
-def test_a_canon_layer_by_hand(kernel):
-    x, weight, want = canon_number_by_number(kernel)
-    layer = Canon(3, Config(1, 1, canon="a", canon_kernel=kernel)).double()
-    layer.weight.data = weight
-    assert_same("the Canon layer", layer(x), want)
 
 
 @parametrize("kernel", (2, 3, 4, 8))
@@ -774,23 +764,6 @@ def test_alibi_by_hand():
     assert torch.equal(halibi, torch.tensor([itself, nearest_two, every, every]))
 
 
-def test_positions_of_ones_own_are_one_entry(monkeypatch):
-    """Here: every head sees the last two tokens only. Attention hides the future by itself."""
-
-    class Window(canon_gpt.Positions):
-        def bias(self, T, S, device):
-            too_far = canon_gpt.distances(T, S, device)[None] >= 2
-            return torch.zeros(1, T, S, device=device).masked_fill(too_far, -math.inf)
-
-    monkeypatch.setitem(POSITIONS, "window", Window)
-    layer, x = Attention(Config(1, 9, n_head=2, d_model=16, pos="window")), torch.randn(1, 9, 16)
-    changed = x.clone()
-    changed[0, 3] += 1
-    differs = (layer(changed) - layer(x)).abs().amax(-1)[0] > 1e-6
-    assert differs.nonzero().flatten().tolist() == [3, 4]
-    assert_close(streamed(layer, x, (4, 1, 4))[0], layer(x))
-
-
 def test_loss_counts_the_masked_targets_in_nats():
     model, tokens, targets = small_model(), some_tokens(), some_tokens()
     mask = torch.rand(2, 24) < 0.3
@@ -923,7 +896,7 @@ KINDS = ("gla", "mamba2", "gdn", "gdn per channel")  # the last is no mixer's, b
 
 def recurrence_inputs(kind, B, T, H, K, V, strongest=1.0, dtype=torch.float64):
     """[q, k, v, log_decay, beta], log decays down to -strongest per step, half of them near 0."""
-    shared = 1 if kind == "mamba2" else H
+    shared = 1 if kind in ("mamba2", "gdn per channel") else H
     q, k = torch.randn(2, B, T, shared, K, dtype=dtype)
     v = torch.randn(B, T, H, V, dtype=dtype)
     channels = (K,) if kind in ("gla", "gdn per channel") else ()
@@ -1017,28 +990,6 @@ def test_chunked_is_stable_for_any_decay(kind, strongest, dtype):
         assert error <= allowed, f"{name}: relative error {error:.1e}, allowed {allowed:.1e}"
 
 
-def test_heads_may_share_keys_that_decay_by_channel():
-    """One query and key for all heads, and a decay per head and channel."""
-    B, T, H, K, V = 2, 9, 3, 4, 5
-    q, k = torch.randn(2, B, T, 1, K).double()
-    v, g = torch.randn(B, T, H, V).double(), -torch.rand(B, T, H, K).double()
-    for chunk in (1, 4, 64):
-        for a, b in zip(
-            chunked_linear_attention(q, k, v, g, chunk=chunk), linear_recurrence(q, k, v, g)
-        ):
-            assert_close(a, b)
-
-
-@parametrize("kind", KINDS)
-def test_a_state_that_nobody_wants_changes_nothing(kind):
-    """One chunk from the start, which then is an attention alone, and several chunks."""
-    inputs = recurrence_inputs(kind, 2, 37, 3, 4, 5, strongest=3.0)
-    o, _ = linear_recurrence(*inputs)
-    for chunk in (37, 64, 16):
-        got, _ = chunked_linear_attention(*inputs, chunk=chunk, return_state=False)
-        assert_close(got, o)
-
-
 def test_chunked_saves_memory_linear_in_time():
     def kept(kind, T):
         inputs = each(torch.Tensor.requires_grad_, recurrence_inputs(kind, 1, T, 2, 8, 8))
@@ -1057,19 +1008,6 @@ def test_chunked_saves_memory_linear_in_time():
         assert kept(kind, 2048) < 1.2 * 4 * kept(kind, 512)
 
 
-class Operations(TorchDispatchMode):
-    """Counts operations, and notes how many numbers the largest result has."""
-
-    count = largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.count += 1
-        if isinstance(result, torch.Tensor):
-            self.largest = max(self.largest, result.numel())
-        return result
-
-
 @parametrize("kind", KINDS)
 def test_chunked_takes_few_operations_and_no_cube(kind):
     """The loop takes several operations a token. A table of C x C x K products would be large."""
@@ -1077,9 +1015,10 @@ def test_chunked_takes_few_operations_and_no_cube(kind):
     inputs = recurrence_inputs(kind, 1, T, 1, K, 8)
     with Operations() as chunked:
         chunked_linear_attention(*inputs, chunk=chunk)
-    assert chunked.count < 2 * T, f"{chunked.count} operations for {T} tokens"
+    count, largest = len(chunked.sizes), max(chunked.sizes)
+    assert count < 2 * T, f"{count} operations for {T} tokens"
     allowed = 2 * T * max(K, chunk)  # a cube: T * chunk * K
-    assert chunked.largest <= allowed, f"a tensor of {chunked.largest} numbers, allowed {allowed}"
+    assert largest <= allowed, f"a tensor of {largest} numbers, allowed {allowed}"
 
 
 @parametrize("kind", KINDS)
@@ -1142,7 +1081,7 @@ def test_mixers_are_the_papers(mixer, canon, short_conv):
     for parameter in module.parameters():
         if parameter.dim() == 1:  # what starts as ones or zeros would hide a mistake
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    x = torch.randn(2, 24, 32).double()
+    x = torch.randn(2, 100, 32).double()  # several chunks
     assert_close(module(x), slow_mixer(module, x), atol=1e-10, rtol=1e-8)
 
 
@@ -1284,9 +1223,40 @@ for preset in train.PRESETS:
     PRESETS_OF_TASKS += [(preset, name) for name in train.PRESETS[preset]]
 
 
+PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the paper has them
+    "copy": (32, 50_000, 1024, {"N": 500}),
+    "depo1": (128, 87_500, 2048, {"N": 225, "K": 8}),
+    "depo2": (128, 100_000, 2048, {"N": 75, "K": 16}),
+    "brevo1": (256, 100_000, 1024, {"N": 70}),
+    "brevo2": (192, 200_000, 1536, {"N": 30}),
+    "mano": (64, 80_000, 1024, {"L": 10}),
+    "lano": (96, 100_000, 512, {"cfg": "cfg3f", "root": None}),
+}
+
+
+@parametrize("name", PAPER)
+def test_the_preset_paper_has_the_papers_numbers(name):
+    batch_size, steps, block_size, sizes = PAPER[name]
+    recipe = train.make_recipe(train.preset_parts("paper", name), "paper", "float32")
+    training, model = recipe.training, recipe.model
+    assert (training.batch_size, training.steps) == (batch_size, steps)
+    assert recipe.task.items() >= {**sizes, "block_size": block_size}.items()
+    if name != "copy":
+        assert (model["n_layer"], model["d_model"], model["n_head"]) == (12, 768, 12)
+    if name == "lano":
+        assert (training.schedule, training.warmup) == ("linear", 0)
+    else:
+        assert (training.schedule, training.warmup) == ("cosine", 1000)
+
+
 @parametrize("preset, name", PRESETS_OF_TASKS)
-def test_documents_of_every_preset_fit(preset, name):
-    task = make_task(**train.preset_parts(preset, name)["task"])
+def test_every_preset_is_a_recipe_whose_documents_fit(preset, name):
+    recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
+    assert recipe.training.steps > recipe.training.warmup
+    assert train.run_name(recipe, "float32") == f"{name}_{preset}_rope_bare_s0"
+    task = make_task(**json.loads(json.dumps(recipe.task)))  # as a run's config.json has it
+    assert json.dumps(task.settings) == json.dumps(recipe.task)
+    assert task.vocab_size == recipe.model["vocab_size"]
     assert task.batch(0, 0, 2)[1].any(axis=1).all()
     if name.startswith("depo"):
         assert task.N > 2 * task.K
@@ -1356,8 +1326,6 @@ def test_scores_are_those_announced(name):
     assert list(scores) == announced  # a depth that Brevo did not draw has no score
     for value in scores.values():
         assert type(value) is float and math.isfinite(value)
-    units = {"share", "nats", "bits", "bits per byte", "bits per parameter"}
-    assert set(task.scores.values()) <= units
 
 
 class Count(tasks.Task):
@@ -1388,17 +1356,6 @@ def test_documents_are_enough_to_train_and_to_score():
     wrong = numbers.count(3)
     scores = {"sequences": 1 - wrong / 60, "tokens": 1 - wrong / sum(numbers)}
     assert task.evaluate(Fake(forward=forward), 5, 60) == pytest.approx(scores)
-
-
-@parametrize("name", tasks.TASKS)
-def test_settings_make_the_same_task(name):
-    task = make_task(name)
-    again = make_task(**json.loads(json.dumps(task.settings)))  # as a run's config.json has them
-    assert again.name == task.name == task.settings["name"] == name
-    assert json.dumps(again.settings) == json.dumps(task.settings)
-    assert again.vocabulary == task.vocabulary
-    for mine, other in zip(task.batch(0, 3, 4), again.batch(0, 3, 4)):
-        assert np.array_equal(mine, other)
 
 
 def test_parameters_and_aliases_replace_the_usual_ones():
@@ -1445,18 +1402,6 @@ def test_words_of_several_tokens_are_joined_by_dots():
     for text, unknown in (("<bos> 2.4.1", "4."), ("1 <eos>", "<eos>"), ("1.1 1.7", "7")):
         with pytest.raises(ValueError, match=f"^'{unknown}' is not a word of depo2$"):
             task.encode(text)
-
-
-def test_printed_targets_are_in_brackets():
-    task = Count(block_size=11)
-    tokens = [4, 2, 2, 2, 4, 1, 1]
-    for targets, text in (
-        ([], "<bos> 2 2 2 <bos> 1 1"),
-        ([(0, 7)], "[<bos> 2 2 2 <bos> 1 1]"),
-        ([(2, 4)], "<bos> 2 [2 2] <bos> 1 1"),
-        ([(2, 4), (4, 5), (6, 7)], "<bos> 2 [2 2] [<bos>] 1 [1]"),
-    ):
-        assert tasks.printed(task, Document(tokens, targets)) == text
 
 
 @parametrize("name", tasks.TASKS)
@@ -1644,18 +1589,9 @@ def test_words_come_as_if_drawn_one_by_one(V, low, high):
         pairs[first, second] += chance / 2
         pairs[second, first] += chance / 2
     found = []
-    for first, second in tasks.Words(2, V, (low, high)).draw(default_rng(0), [2] * 9000):
+    for first, second in tasks.Words(2, V, (low, high)).draw(default_rng(0), [2] * 40_000):
         found.append((tuple(first), tuple(second)))
     assert drawn_as(found, pairs)
-
-
-def test_words_are_as_long_in_every_place():
-    documents = tasks.Words(5, 2, (1, 2)).draw(default_rng(0), [5] * 9000)
-    short = []
-    for words in documents:
-        short.append([len(word) == 1 for word in words])
-    shares = np.mean(short, axis=0)
-    assert np.ptp(shares) < 0.03 < 0.3 < shares.mean()
 
 
 def scores_if(task, is_right):
@@ -1689,6 +1625,19 @@ def test_depo_scores(name, hops):
     scores = scores_if(make_task(name, K=max(hops)), is_right)
     want = {f"k={k}": float(k != 2) for k in hops}
     assert scores == want, f"scores of a model that fails at two hops: {scores}, expected {want}"
+
+
+def test_depo_is_scored_at_its_largest_size():
+    task, texts = make_task("depo0"), []
+
+    def right_tokens(model, given):
+        texts.extend(given)
+        return np.ones((len(given), max(map(len, given))), dtype=bool)
+
+    task.right_tokens = right_tokens
+    task.evaluate(None, 0, 50)
+    comma = task.vocabulary.index(",")
+    assert [text.count(comma) for text in texts] == [task.N] * 50
 
 
 def test_one_instance_asks_all_scored_hops():
@@ -1789,16 +1738,11 @@ def test_brevo_orders_are_drawn_backward_step_by_step():
 
 
 @parametrize("n", (3, 5, 10, 12))
-def test_brevo_asks_for_the_last_quarter(n, monkeypatch):
-    asked = []
-
-    def recorded(dice, parents, q):
+def test_brevo_asks_for_the_last_quarter(n):
+    task, asked = make_task("brevo1", N=12, block_size=200), []
+    for _, parents, q in task.instances(default_rng(0), [n] * 2000):
         assert parents[q]
         asked.append(q)
-        return [0]
-
-    monkeypatch.setattr(tasks, "draw_order", recorded)
-    list(make_task("brevo1", N=12, block_size=200).instances(default_rng(0), [n] * 2000))
     assert drawn_as(asked, range(n - math.ceil(n / 4), n))
 
 
@@ -1978,6 +1922,18 @@ def test_lano_chart_equals_enumeration(cfg, root):
         what = f"chart of {text}, columns end, 1, 2, 3"
         np.testing.assert_allclose(found[t], exact, rtol=1e-12, err_msg=what)
         assert not found[len(t) :].any(), f"chart of {text}: not zero behind its end"
+
+
+def test_grammars_are_the_papers():
+    """How many rules there are, and the mean and the longest sentence: one wrong symbol shows."""
+    found = {}
+    for cfg, texts in tasks.GRAMMARS.items():
+        grammar = tasks.Grammar(texts)
+        rules = sum(len(choices) for choices in grammar.rules.values())
+        mean = round(float(grammar.mean[grammar.root]), 3)
+        found[cfg] = rules, mean, grammar.longest[grammar.root]
+    want = {"cfg3f": (54, 249.86, 729), "cfg3j": (57, 543.926, 2052), "cfg3k": (68, 516.305, 1458)}
+    assert found == want
 
 
 @parametrize("cfg, most", [("cfg3f", 350), ("cfg3j", 1000), ("cfg3k", 800)])
@@ -2206,18 +2162,6 @@ def test_bits_per_byte(text_file):
         assert bits(place) == pytest.approx(1 + 19 / 193, rel=1e-5)
 
 
-def test_guessing_one_of_256_bytes_costs_8_bits(text_file):
-    task = make_task("text", text=str(text_file))
-
-    def forward(tokens):
-        logits = torch.zeros(*tokens.shape, 257)
-        logits[..., 0] = -torch.inf
-        return logits, None
-
-    scores = task.evaluate(Fake(forward=forward), 0, 40)
-    assert scores == {"bits per byte": pytest.approx(8)}
-
-
 def test_text_of_another_run_is_refused(text_file, tmp_path):
     settings = make_task("text", text=str(text_file)).settings
     assert settings["size"] == text_file.stat().st_size
@@ -2292,25 +2236,14 @@ def test_bad_and_absurd_tasks_are_refused(name, parameters, message):
     assert refused == message and allowed
 
 
-@parametrize("name", [*tasks.TASKS, *tasks.ALIASES])
-def test_examples_are_printed(name, capsys):
-    tasks.main([name])
+def test_an_example_is_printed(capsys):
+    tasks.main(["depo"])
     title, text, legend = capsys.readouterr().out.split("\n\n")
-    task = make_task(name)
-    assert title.startswith(f"{task.name}: ") and f"{task.vocab_size} tokens" in title
-    assert task.meaning in legend
-    (document,) = task.documents(default_rng(0), 1)
-    assert text.split() == tasks.printed(task, document).split()
-
-
-@parametrize("words", ([], ["sort"], ["copy", "depo"]))
-def test_examples_of_unknown_tasks_end_with_a_line(words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        tasks.main(words)
-    output = capsys.readouterr()
-    assert stopped.value.code == 2 and not output.out
-    (line,) = output.err.splitlines()
-    assert line.startswith("tasks.py: ") and "depo0" in line
+    assert title.startswith("depo1: N = 5, K = 2") and "brackets" in legend
+    assert text.startswith("<bos> ") and " [<ans> " in text
+    with pytest.raises(SystemExit, match="2"):
+        tasks.main(["sort"])
+    assert capsys.readouterr().err.startswith("tasks.py: task = 'sort': allowed: copy, ")
 
 
 # ---- 4. runs.py, train.py, sample.py ---------------------------------------
@@ -2336,7 +2269,10 @@ def checkpoint(out):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
+    """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    plot.plt.close("all")
 
 
 @pytest.fixture
@@ -2437,28 +2373,6 @@ def test_a_config_repeats_its_run(here):
     assert recipe.training.lr == 0.5 and recipe.model["canon"] == "ac" and recipe.seed == 3
 
 
-@parametrize("preset, name", PRESETS_OF_TASKS)
-def test_every_preset_is_a_recipe(preset, name):
-    recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
-    assert recipe.training.steps > recipe.training.warmup
-    assert make_task(**recipe.task).settings == recipe.task
-    assert train.run_name(recipe, "float32") == f"{name}_{preset}_rope_bare_s0"
-
-
-@parametrize("mixer, layers", [("attention", 2), ("gla", 0), ("gdn,attention", 1)])
-def test_operations_are_counted_as_pytorch_counts_them(mixer, layers):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    B, T, D = 2, 32, 64
-    model = CanonGPT(Config(50, T, n_layer=2, n_head=2, d_model=D, mixer=mixer, canon="abcd"))
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(B, T, dtype=torch.int64))
-    products, aten = counter.get_flop_counts()["Global"], torch.ops.aten
-    linear = products[aten.mm] + products.get(aten.addmm, 0)
-    attention = layers * 2 * (2 * B * T * T * D) // 2  # half of all pairs: the past
-    assert train.flops_per_token(model) * B * T == 3 * (linear + attention)
-
-
 @parametrize("error", (None, KeyError("power failure")))
 def test_resume_goes_on_as_if_never_stopped(error, ends):
     """After a signal in step 48, or a crash there: same weights, same lines in the log."""
@@ -2494,6 +2408,7 @@ def test_workers_and_compile_change_nothing(here, monkeypatch):
     train.main(fancy)
     a, b = ([line["loss"] for line in logged(out)[:-1]] for out in ("plain", "fancy"))
     assert len(compiled) == 1 and a == pytest.approx(b, abs=1e-3)
+    assert not torch._dynamo.config.suppress_errors  # who asks for --compile hears of its errors
 
 
 @parametrize(
@@ -2510,9 +2425,10 @@ def test_workers_and_compile_change_nothing(here, monkeypatch):
 def test_long_runs_are_compiled(flags, compiled, monkeypatch):
     monkeypatch.setattr(train, "can_compile_on_cpu", lambda: True)
     words = f"{flags} --preset nano --canon abcd --device cpu".split()
-    options, _ = train.read_command_line(words)
+    options, recipe = train.read_command_line(words)
     resumed, _ = train.read_command_line([*words, "--resume"])
     assert options.compile == resumed.compile == compiled
+    assert options.eval_every == recipe.training.steps // 20
 
 
 @parametrize(
@@ -2638,28 +2554,10 @@ def test_what_is_not_finite_is_named_stops_and_is_not_saved(what, ends, monkeypa
     assert checkpoint("run")["step"] == logged("run")[-1]["step"] == 40
 
 
-class Exchange(torch.nn.Module):
-    """Counts how often DistributedDataParallel would not exchange gradients."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.silent = model, 0
-
-    def forward(self, *batch):
-        return self.model(*batch)
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        self.silent += 1
-        yield
-
-
-@parametrize("world", (1, 2))
 @parametrize("share", (1e-3, 1e3))
-def test_a_step_clips_gradients_and_exchanges_them_once(share, world, monkeypatch):
-    monkeypatch.setattr(train, "WORLD", world)
+def test_a_step_clips_gradients(share, monkeypatch):
     config = Config(vocab_size=19, block_size=24, n_layer=1, n_head=2, d_model=16)
-    model, kept = Exchange(CanonGPT(config)), []
+    model, kept = CanonGPT(config), []
 
     def step():
         squares = [p.grad.square().sum() for p in model.parameters()]
@@ -2669,11 +2567,9 @@ def test_a_step_clips_gradients_and_exchanges_them_once(share, world, monkeypatc
     optimizer = train.adamw(model, settings, "cpu")
     monkeypatch.setattr(optimizer, "step", step)
     tokens, mask = torch.randint(0, 19, (2, 25)), torch.ones(2, 25, dtype=torch.bool)
-    parts = [(tokens, mask, share)] * 3
-    _, norm = train.train_step(model, optimizer, parts, nullcontext())
+    _, norm = train.train_step(model, optimizer, [(tokens, mask, share)] * 3, nullcontext())
     assert (norm > 1) == (share > 1)
     assert kept == [pytest.approx(min(1, norm.item()), rel=1e-3)]
-    assert model.silent == (2 if world == 2 else 0)
 
 
 def test_learning_rate_schedule():
@@ -2833,44 +2729,27 @@ def test_a_pattern_may_need_more_layers_than_the_preset_has(here):
     assert "n-layer=2" in train.unlike_preset(recipe)
 
 
-def test_resume_with_another_recipe_leaves_config_alone(ends):
-    with interruption(9), pytest.raises(SystemExit):
-        train.main(tiny("--steps 20"))
-    Path("run/config.json").unlink()
-    ends(tiny("--steps 20 --lr 0.5 --resume"), "lr = 0.01, not 0.5")
-    train.main(tiny("--steps 20 --resume"))
-    assert json.loads(Path("run/config.json").read_text())["training"]["lr"] == 0.01
-
-
 class Unusual(Canon):
     """With dropout, and a weight that never gets a gradient."""
+
+    modes = set()  # (whether it trains, whether there are gradients) at each call
 
     def __init__(self, width, config):
         super().__init__(width, config)
         self.unused = torch.nn.Parameter(torch.zeros(3))
         self.dropout = torch.nn.Dropout(0.5)
-        self.modes = set()
 
     def forward(self, x, state=None):
         self.modes.add((self.training, torch.is_grad_enabled()))
         return self.dropout(super().forward(x, state))
 
 
-def test_dropout_is_off_in_evaluations_and_unused_weights_resume(here, monkeypatch):
-    made = []
-
-    def unusual(width, config):
-        made.append(Unusual(width, config))
-        return made[-1]
-
-    counts = {"total": 1, "embeddings": 1, "canon": 1}  # `unusual` is no class to count by
-    monkeypatch.setattr(CanonGPT, "parameter_counts", lambda model: counts)
-    with patch.dict(canon_gpt.CANONS, own=unusual):
+def test_dropout_is_off_in_evaluations_and_unused_weights_resume(here):
+    with patch.dict(canon_gpt.CANONS, own=Unusual):
         with interruption(9), pytest.raises(SystemExit):
             train.main(tiny("--steps 20 --canon a --canon-type own"))
         train.main(tiny("--steps 20 --canon a --canon-type own --resume"))
-    for layer in made:  # trained with gradients, evaluated without
-        assert layer.modes <= {(True, True), (False, False)}
+    assert Unusual.modes == {(True, True), (False, False)}
     assert logged("run")[-1]["final"]
 
 
@@ -2888,19 +2767,6 @@ def test_a_run_older_than_a_field_has_its_default(here):
     (run,), problems = run_folders.read_all(["run"])
     assert not problems and run["model"]["canon_frozen"] is False
     train.main(tiny("--steps 20 --eval-every 5 --resume"))
-
-
-def test_an_option_without_a_place_is_refused(ends, monkeypatch):
-    """A task's own option needs no list; one that the task does not know ends the program."""
-    make = train.make_parser
-
-    def with_digits():
-        parser = make()
-        parser.add_argument("--digits", type=int)
-        return parser
-
-    monkeypatch.setattr(train, "make_parser", with_digits)
-    ends(tiny("--digits 3"), "digits = 3", "copy has no such parameter")
 
 
 @parametrize("name", ("depo", "mano"))
@@ -3077,6 +2943,12 @@ def damaged_checkpoints(good, data):
     wrong["memory's shape"] = {
         **good, "optimizer": {"state": {**state, 0: halved}, "param_groups": groups}
     }  # fmt: skip
+    without_step = {**state[0]}
+    del without_step["step"]
+    wrong["memory's step"] = {
+        **good, "optimizer": {"state": {**state, 0: without_step}, "param_groups": groups}
+    }  # fmt: skip
+    wrong["a recipe without a model"] = {**good, "recipe": {**good["recipe"], "model": None}}
     wrong["a step too far"] = {**good, "step": 4}
     wrong["a step before the start"] = {**good, "step": -1}
     wrong["a step that is no number"] = {**good, "step": "2"}
@@ -3134,26 +3006,6 @@ def test_a_full_disk_leaves_the_last_checkpoint(ends, monkeypatch):
     assert checkpoint("run")["step"] == 10 and not Path("run/ckpt.pt.new").exists()
 
 
-def test_the_log_grows_by_a_line_at_a_time(here):
-    """And a line that was written is not written again, until --resume."""
-    recipe = dict.fromkeys(run_folders.RECIPE_PARTS)
-    run = run_folders.Run("run", recipe)
-    path, sizes = Path("run/metrics.jsonl"), []
-    for step in range(3):
-        run.log({"step": step})
-        sizes.append(path.stat().st_size)
-    assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n' and sizes == [12, 24, 36]
-
-
-def test_a_text_of_ones_own_makes_a_plain_name(tmp_path):
-    path = tmp_path / "my.text.txt"
-    path.write_bytes(bytes(range(256)) * 700)
-    options, _ = train.read_command_line(
-        ["--task", "text", "--preset", "nano", "--text", str(path)]
-    )
-    assert options.out == Path("out/text_nano_rope_bare_text=my.text_s0")
-
-
 def test_run_names_tell_runs_apart():
     def name(flags, task="copy"):
         words = f"--task {task} --preset nano --device cpu {flags}".split()
@@ -3183,33 +3035,23 @@ def test_runs_are_read_while_they_train(here):
     assert [e["step"] for e in run["evals"]] == [20, 40, 60] and run["seconds"] > 0
 
 
-def damage_run(what):
-    config, log = Path("run/config.json"), Path("run/metrics.jsonl")
-    content = json.loads(config.read_text())
-    if what == "config is no JSON":
-        config.write_text("{")
-    elif what == "config lacks a part":
-        del content["training"]
-        config.write_text(json.dumps(content))
-    elif what == "a preset of another type":
-        config.write_text(json.dumps({**content, "preset": ["nano"]}))
-    elif what == "a line is no JSON":
-        log.write_text('{"step": 1, "eval": {"tok\n' + log.read_text())
-    else:
-        log.write_text('{"step": 1, "eval": {"tokens": NaN}}\n')
-
-
-DAMAGES = ("config is no JSON", "config lacks a part", "a preset of another type",
-           "a line is no JSON", "NaN")  # fmt: skip
+DAMAGES = {  # {what is wrong: the file, its text}
+    "no JSON": ("config.json", "{"),
+    "a part is missing": ("config.json", '{"run": "run", "task": {"name": "copy"}}'),
+    "a line is no JSON": ("metrics.jsonl", '{"step": 1, "eval": {"tok\n'),
+    "not a number": ("metrics.jsonl", '{"step": 1, "eval": {"k=1": NaN}}\n'),
+    "no number": ("metrics.jsonl", '{"step": 1, "eval": {"k=1": null}}\n'),
+}
 
 
 @parametrize("what", DAMAGES)
 def test_damaged_runs_are_named_and_left_out(what, here):
-    train.main(tiny("--steps 20", "sound"))
-    train.main(tiny("--steps 20"))
-    damage_run(what)
+    write_toy_run("sound", toy_run((0.5,)))
+    write_toy_run("run", toy_run((0.5,)))
+    file, text = DAMAGES[what]
+    Path("run", file).write_text(text)
     found, problems = run_folders.read_all(["sound", "run", "nowhere"])
-    assert [run["run"] for run in found] == ["sound"]
+    assert len(found) == 1
     assert len(problems) == 2 and "run" in problems[0] and "nowhere" in problems[1]
 
 
@@ -3220,12 +3062,6 @@ def test_packed_runs_are_the_same_runs(here):
     found, problems = run_folders.read_all(["run", "begun"])
     run_folders.pack(found, "runs.json")
     assert run_folders.read_all(["runs.json"]) == (found, []) and len(found) == 1 and not problems
-
-
-def test_a_score_less_run_is_no_problem(here, monkeypatch):
-    monkeypatch.setattr(tasks.Copy, "evaluate", lambda *_: {})
-    train.main(tiny("--steps 20"))
-    assert run_folders.read_all(["run"]) == ([], [])
 
 
 def test_a_trained_model_is_loaded_and_answers(ends, capsys):
@@ -3250,6 +3086,14 @@ def test_a_trained_model_is_loaded_and_answers(ends, capsys):
         assert task.encode(said) == greedy.tolist()
         assert (mark == "✓") == (said.split() == words)
         assert expected.split() == ([] if mark == "✓" else words)
+
+    def shown_at(*words):
+        sample.main(["run", "--count", "1", *words])
+        return capsys.readouterr().out
+
+    assert shown_at("--seed", "1").strip() == shown[1]
+    sampled = shown_at("--temperature", "9")
+    assert sampled == shown_at("--temperature", "9") != shown_at()
 
     sample.main(["run", "--prompt", "<bos> 3 1 2", "--length", "5"])
     text = capsys.readouterr().out
@@ -3305,13 +3149,6 @@ def test_every_task_resumes_and_is_learnt_a_little(command, score, least, most, 
 # ---- 5. plot.py ------------------------------------------------------------
 
 
-@pytest.fixture
-def new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    plot.plt.close("all")
-
-
 def toy_run(*values, name="toy", seed=0, lr=0.01, unit="share", chance=None, **model):
     """A run as runs.py reads it. values: of its scores k=1, k=2 .. after 10, 20 .. steps."""
     evals = []
@@ -3345,6 +3182,10 @@ def write_toy_run(folder, run, final=True):
         lines.append({"final": True, "seconds": 3.0})
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log)
+
+
+def write_run(run):
+    write_toy_run(Path("out", run["run"]), run, final=run["seconds"] is not None)
 
 
 def write_untrained_model(folder, **model):
@@ -3393,11 +3234,6 @@ MODEL_NAMES = {
 def test_models_are_named_as_in_the_paper(name):
     model = vars(Config(vocab_size=9, block_size=9, d_model=192, **MODEL_NAMES[name]))
     assert plot.model_name(model) == name
-
-
-def test_a_canon_layer_of_ones_own_lends_its_name():
-    model = toy_run(canon="abcd")["model"]
-    assert plot.model_name({**model, "canon_type": "gated"}) == "RoPE + gated-ABCD"
 
 
 def test_groups_are_ordered_by_meaning():
@@ -3634,7 +3470,7 @@ def test_attention_maps_are_the_weights_of_attention():
         x = block(x)
 
 
-def test_inside_draws_the_sharpest_heads_and_the_canon_weights(new_folder, monkeypatch):
+def test_inside_draws_the_sharpest_heads_and_the_canon_weights(here, monkeypatch):
     task, model = write_untrained_model("run", n_layer=3, pos="nope", canon="ad")
     (document,) = task.documents(default_rng([0, tasks.SAMPLES]), 1)
     assert len(document.tokens) == 10  # <bos>, four numbers, <query>, four numbers
@@ -3705,19 +3541,14 @@ def test_a_layer_is_switched_off_and_on_again(monkeypatch):
 # The command line
 
 
-def in_usual_folder(run, model):
-    """The run under the name that train.py gives its folder."""
-    return {**run, "run": f"depo1_nano_{model}_s{run['seed']}"}
-
-
-def test_runs_are_drawn_and_packed(new_folder, capsys):
+def test_runs_are_drawn_and_packed(here, ends, capsys):
     for seed in (0, 1):
         without = toy_run((0.2, 0.1), (0.4 + seed / 10, 0.2), seed=seed)
-        write_toy_run(f"out/depo1_nano_rope_bare_s{seed}", in_usual_folder(without, "rope_bare"))
+        write_toy_run(f"out/depo1_nano_rope_bare_s{seed}", without)
         with_canon = toy_run((0.8, 0.4), seed=seed, canon="abcd")
         write_toy_run(
             f"out/depo1_nano_rope_abcd_s{seed}",
-            in_usual_folder(with_canon, "rope_abcd"),
+            with_canon,
             final=seed == 0,
         )
     write_toy_run("out/not_begun", toy_run(), final=False)
@@ -3741,65 +3572,16 @@ def test_runs_are_drawn_and_packed(new_folder, capsys):
     assert again[0] == "again/depo1_nano.png" and again[1:] == printed.out.splitlines()[1:]
 
 
-def ends_with_one_line(command, start, capsys):
-    """plot.py ends with status 2 and one line on stderr."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        plot.main(command)
-    printed = capsys.readouterr()
-    (line,) = printed.err.splitlines()
-    assert line.startswith(start)
-    assert ended.value.code == 2 and printed.out == ""
-
-
-DAMAGED_LOGS = {
-    "not a number": '{"step": 10, "eval": {"k=1": NaN}}\n',
-    "no number": '{"step": 10, "eval": {"k=1": null}}\n',
-    "no dict": '{"step": 10, "eval": [1]}\n',
-    "no JSON": "oops\n",
-}
-
-
-@parametrize("damage", DAMAGED_LOGS)
-def test_damaged_runs_are_left_out_of_figures(damage, new_folder, capsys):
-    write_toy_run("good", toy_run((0.5,)))
-    write_toy_run("bad", toy_run((0.5,)))
-    Path("bad/metrics.jsonl").write_text(DAMAGED_LOGS[damage])
-    plot.main(["good", "bad"])
-    printed = capsys.readouterr()
-    assert "| RoPE | 0 | 50% |" in printed.out
-    (line,) = printed.err.splitlines()
-    assert line.startswith("plot.py: bad")
-    ends_with_one_line(["bad"], "plot.py: bad", capsys)
-
-
-def test_what_cannot_be_drawn_ends_with_one_line(new_folder, capsys):
+def test_what_cannot_be_drawn_ends_with_one_line(here, ends, capsys):
     write_toy_run("no_scores", {**toy_run(), "evals": [{"step": 10, "eval": {}}]})
     write_toy_run("preset", {**toy_run((0.5,)), "preset": 5})
     Path("no_runs.json").write_text('{"runs": 5}')
-    ends_with_one_line(["no_scores"], "plot.py: no scores yet", capsys)
-    ends_with_one_line(["preset"], "plot.py: preset", capsys)
-    ends_with_one_line(["no_runs.json"], "plot.py: no_runs.json", capsys)
-    ends_with_one_line(["missing"], "plot.py: missing does not exist", capsys)
-    ends_with_one_line([], "plot.py: the following arguments are required", capsys)
-    ends_with_one_line(["preset", "--program", "none.py"], "plot.py: ", capsys)
-
-
-def test_title_is_drawn(new_folder, monkeypatch):
-    titles = []
-    monkeypatch.setattr(plot, "save", lambda figure, path: titles.append(figure.get_suptitle()))
-    write_toy_run("run", toy_run((0.5,)))
-    plot.main(["run"])
-    plot.main(["run", "--title", "What was found"])
-    assert titles == ["depo1, nano", "What was found"]
-
-
-def test_one_evaluation_without_scores_is_no_problem(new_folder, capsys):
-    run = toy_run((0.5,), (0.6,))
-    run["evals"].append({"step": 30, "eval": {}})
-    write_toy_run("run", run)
-    plot.main(["run"])
-    assert "| RoPE | 0 | 60% |" in capsys.readouterr().out
+    ends(["no_scores"], "no scores yet", main=plot.main)
+    ends(["preset"], "preset", main=plot.main)
+    ends(["no_runs.json"], "no_runs.json", main=plot.main)
+    ends(["missing"], "missing does not exist", main=plot.main)
+    ends([], "the following arguments are required", main=plot.main)
+    ends(["preset", "--program", "none.py"], main=plot.main)
 
 
 OWN_MIXER = """
@@ -3812,7 +3594,7 @@ MIXERS["mine"] = Mine
 """
 
 
-def test_inside_skips_what_it_cannot_draw(new_folder, capsys):
+def test_inside_skips_what_it_cannot_draw(here, ends, capsys):
     write_untrained_model("out/attention", n_layer=1)
     write_untrained_model("out/gla", n_layer=1, mixer="gla")
     write_toy_run("out/no_checkpoint", toy_run((0.5,)))
@@ -3824,16 +3606,16 @@ def test_inside_skips_what_it_cannot_draw(new_folder, capsys):
     gla, no_checkpoint = printed.err.splitlines()
     assert gla == "plot.py: out/gla: its mixer, gla, has no attention to draw"
     assert no_checkpoint.startswith("plot.py: out/no_checkpoint")
-    ends_with_one_line(["--inside", "out/gla"], gla, capsys)
+    ends(["--inside", "out/gla"], "no attention", main=plot.main)
 
 
-def test_program_registers_a_mixer_first(new_folder, capsys, monkeypatch):
+def test_program_registers_a_mixer_first(here, ends, capsys, monkeypatch):
     monkeypatch.setattr(canon_gpt, "MIXERS", dict(canon_gpt.MIXERS))  # restored at the end
     Path("mine.py").write_text(OWN_MIXER)
     runpy.run_path("mine.py")
     write_untrained_model("run", n_layer=1, mixer="mine")
     del canon_gpt.MIXERS["mine"]
-    ends_with_one_line(["--inside", "run"], "plot.py: run", capsys)
+    ends(["--inside", "run"], "run", main=plot.main)
     plot.main(["--inside", "run", "--program", "mine.py", "--out", "."])
     assert capsys.readouterr().out == "run_inside.png\n"
 
@@ -3850,11 +3632,10 @@ ENDLESS_SWEEP = ["copy", "--seeds", "1", "--jobs", "2"] + TINY_FLAGS + WITHOUT_E
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(here, monkeypatch):
     """An empty folder to work in, where results/ is empty, too."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduce, "HERE", tmp_path / "results")
-    return tmp_path
+    monkeypatch.setattr(reproduce, "HERE", here / "results")
+    return here
 
 
 def ended(words):
@@ -3886,14 +3667,6 @@ def test_a_comparison_is_of_different_runs(name, preset):
             assert run.recipe["model"]["d_model"] == usual.model["d_model"] // narrower
 
 
-def test_twice_the_steps_is_twice_of_what_is_asked_for():
-    words = reproduce.words_for(COMPARISONS["copy"], "copy", "one layer", ["--steps", "30"])
-    assert words == ["--task", "copy", "--steps", "30"]
-    model = "one layer, twice the steps"
-    words = reproduce.words_for(COMPARISONS["copy"], "copy", model, ["--steps", "30"])
-    assert words[-2:] == ["--steps", "60"]
-
-
 @parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
 def test_a_claim_is_about_models_and_tasks_that_are_compared(claim):
     comparison = COMPARISONS[claim.comparison]
@@ -3912,25 +3685,57 @@ def seeds(*values):
     return Seeds("model", "score", list(values), chance=1, ceiling=8)
 
 
-def test_above():
-    assert above(seeds(8, 9, 9), seeds(1, 2, 7.9)).outcome == "holds"
-    assert above(seeds(1, 2, 2), seeds(3, 4, 5)).outcome == "does not hold"
-    assert above(seeds(3, 4, 5), seeds(1, 2, 3)).outcome == "undecided"
-
-
 def bits(*values):
     return Seeds("model", "bits per byte", list(values), "bits per byte", 0, math.nan)
 
 
-def test_fewer_bits_are_better():
-    fewer, more = claims.needs_fewer_bits, claims.needs_hardly_more_bits
-    assert fewer(bits(1.1, 1.2, 1.3), bits(1.4, 1.5, 1.6)).outcome == "holds"
-    assert fewer(bits(1.4, 1.5, 1.6), bits(1.1, 1.2, 1.3)).outcome == "does not hold"
-    assert fewer(bits(1.1, 1.2, 1.5), bits(1.4, 1.5, 1.6)).outcome == "undecided"
-    assert fewer(bits(1.1, 1.2), bits(1.4, 1.5, 1.6)).outcome == "undecided: too few seeds"
-    assert more(bits(1.2, 1.54, 1.0), bits(1.4, 1.5, 1.6)).outcome == "holds"
-    assert more(bits(1.6, 1.6, 1.6), bits(1.4, 1.5, 1.6)).outcome == "does not hold"
-    assert more(bits(1.2, 1.6, 1.0), bits(1.4, 1.5, 1.6)).outcome == "undecided"
+low, high = seeds(1, 2, 3), seeds(6, 6, 6)
+few, many = bits(1.1, 1.2, 1.3), bits(1.4, 1.5, 1.6)
+fewer, hardly_more = claims.needs_fewer_bits, claims.needs_hardly_more_bits
+VERDICTS = [
+    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), "holds"),
+    (above(seeds(1, 2, 2), seeds(3, 4, 5)), "does not hold"),
+    (above(seeds(3, 4, 5), low), "undecided"),
+    (above(seeds(8, 9), seeds(1, 2, 7)), "undecided: too few seeds"),
+    (above(seeds(), seeds(1, 2, 7)), "not run"),
+    (above(seeds(1, 1, 1), seeds(0, 0, 0)), "undecided: at chance"),
+    (above(seeds(8, 8, 9), seeds(9, 9, 9)), "undecided: at the ceiling"),
+    (at_least_times(seeds(4, 4, 4), 2, seeds(2, 2, 2)), "holds"),
+    (at_least_times(seeds(4, 4, 5), 2, seeds(2, 2, 3)), "undecided"),
+    (at_least_times(seeds(4, 4, 4), 2, seeds(3, 3, 3)), "does not hold"),
+    (at_least_times(seeds(4, 4, 4), 2, seeds(1, 1, 1)), "undecided"),  # the other is at chance
+    (close_to(seeds(3.95, 4, 4), seeds(3, 4, 5)), "holds"),
+    (close_to(seeds(3.9, 4, 4), seeds(3, 4, 5)), "undecided"),
+    (close_to(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), "does not hold"),
+    (covers(seeds(4, 4, 4), 0.5, low, high), "holds"),
+    (covers(seeds(3, 4, 5), 0.5, low, high), "undecided"),
+    (covers(seeds(3, 3, 3), 0.5, low, high), "does not hold"),
+    (covers(seeds(5, 5, 5), 0.5, seeds(1, 2, 6), high), "undecided"),  # start and end overlap
+    (takes_fewer_steps(seeds(2, 2, 3), seeds(4, 5, math.inf)), "holds"),
+    (takes_fewer_steps(seeds(2, 2, 4), seeds(4, 5, 6)), "undecided"),
+    (takes_fewer_steps(seeds(5, 6, math.inf), seeds(2, 3, 4)), "does not hold"),
+    (reaches(seeds(3, 4, 5), 3), "holds"),
+    (reaches(seeds(2, 4, 5), 3), "undecided"),
+    (reaches(seeds(2, 2, 2), 3), "does not hold"),
+    (below(seeds(2, 3, 4), 5), "holds"),
+    (below(seeds(1, 3, 4), 5), "undecided"),  # one seed is at chance
+    (below(seeds(5, 6, 7), 5), "does not hold"),
+    (at_chance(seeds(0, 1, 1)), "holds"),
+    (at_chance(seeds(0, 1, 2)), "undecided"),
+    (at_chance(seeds(2, 2, 2)), "does not hold"),
+    (fewer(few, many), "holds"),
+    (fewer(many, few), "does not hold"),
+    (fewer(bits(1.1, 1.2, 1.5), many), "undecided"),
+    (hardly_more(bits(1.2, 1.54, 1.0), many), "holds"),
+    (hardly_more(bits(1.6, 1.6, 1.6), many), "does not hold"),
+    (hardly_more(bits(1.2, 1.6, 1.0), many), "undecided"),
+]
+
+
+def test_verdicts():
+    for verdict, outcome in VERDICTS:
+        values = [seeds.values for seeds in verdict.models]
+        assert verdict.outcome == outcome, f"{verdict.rule}: {values}"
 
 
 def text_run(flags, seed, *values, sha256=None):
@@ -3945,9 +3750,9 @@ def text_run(flags, seed, *values, sha256=None):
 
 def test_the_best_rate_needs_the_fewest_bits(folder):
     for seed in range(3):
-        write_run_folder(text_run("--lr 1e-3", seed, 2.0))
-        write_run_folder(text_run("--lr 2e-3", seed, 3.0, 1.5))
-        write_run_folder(text_run("--lr 4e-3", seed, 2.5, 1.5))  # as good at the end, and sooner
+        write_run(text_run("--lr 1e-3", seed, 2.0))
+        write_run(text_run("--lr 2e-3", seed, 3.0, 1.5))
+        write_run(text_run("--lr 4e-3", seed, 2.5, 1.5))  # as good at the end, and sooner
     runs, problems = reproduce.finished_runs()
     assert problems == []
     found = reproduce.by_model(runs)
@@ -3962,59 +3767,6 @@ def test_runs_on_different_texts_are_never_compared():
     assert reproduce.on_one_text([other, here, another, copy]) == [here, copy]
     assert reproduce.on_one_text([copy, another, other]) == [copy, other]
     assert reproduce.on_one_text([copy, other]) == [copy, other]
-
-
-def test_at_least_times():
-    assert at_least_times(seeds(4, 4, 4), 2, seeds(2, 2, 2)).outcome == "holds"
-    assert at_least_times(seeds(4, 4, 5), 2, seeds(2, 2, 3)).outcome == "undecided"
-    assert at_least_times(seeds(4, 4, 4), 2, seeds(3, 3, 3)).outcome == "does not hold"
-    assert at_least_times(seeds(4, 4, 4), 2, seeds(1, 1, 1)).outcome == "undecided"  # at chance
-    assert at_least_times(seeds(2, 2, 2), 3, seeds(1, 1, 1)).outcome == "undecided"
-
-
-def test_close_to():
-    assert close_to(seeds(3.95, 4, 4), seeds(3, 4, 5)).outcome == "holds"
-    assert close_to(seeds(3.9, 4, 4), seeds(3, 4, 5)).outcome == "undecided"
-    assert close_to(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)).outcome == "does not hold"
-
-
-def test_covers():
-    assert covers(seeds(4, 4, 4), 0.5, seeds(1, 2, 3), seeds(6, 6, 6)).outcome == "holds"
-    assert covers(seeds(3, 4, 5), 0.5, seeds(1, 2, 3), seeds(6, 6, 6)).outcome == "undecided"
-    assert covers(seeds(3, 3, 3), 0.5, seeds(1, 2, 3), seeds(6, 6, 6)).outcome == "does not hold"
-    assert covers(seeds(5, 5, 5), 0.5, seeds(1, 2, 6), seeds(6, 6, 6)).outcome == "undecided"
-
-
-def test_sooner():
-    assert takes_fewer_steps(seeds(2, 2, 3), seeds(4, 5, math.inf)).outcome == "holds"
-    assert takes_fewer_steps(seeds(2, 2, 4), seeds(4, 5, 6)).outcome == "undecided"
-    assert takes_fewer_steps(seeds(5, 6, math.inf), seeds(2, 3, 4)).outcome == "does not hold"
-
-
-def test_reaches():
-    assert reaches(seeds(3, 4, 5), 3).outcome == "holds"
-    assert reaches(seeds(2, 4, 5), 3).outcome == "undecided"
-    assert reaches(seeds(2, 2, 2), 3).outcome == "does not hold"
-
-
-def test_below():
-    assert below(seeds(2, 3, 4), 5).outcome == "holds"
-    assert below(seeds(1, 3, 4), 5).outcome == "undecided"  # one seed is at chance
-    assert below(seeds(2, 3, 5), 5).outcome == "undecided"
-    assert below(seeds(5, 6, 7), 5).outcome == "does not hold"
-
-
-def test_at_chance():
-    assert at_chance(seeds(0, 1, 1)).outcome == "holds"
-    assert at_chance(seeds(0, 1, 2)).outcome == "undecided"
-    assert at_chance(seeds(2, 2, 2)).outcome == "does not hold"
-
-
-def test_some_seeds_decide_nothing():
-    assert above(seeds(8, 9), seeds(1, 2, 7)).outcome == "undecided: too few seeds"
-    assert above(seeds(), seeds(1, 2, 7)).outcome == "not run"
-    assert above(seeds(1, 1, 1), seeds(0, 0, 0)).outcome == "undecided: at chance"
-    assert above(seeds(8, 8, 9), seeds(9, 9, 9)).outcome == "undecided: at the ceiling"
 
 
 def test_all_hold():
@@ -4128,17 +3880,6 @@ def make_run(words, *scores, final=True):
     }
 
 
-def write_run_folder(run):
-    path = Path("out", run["run"])
-    path.mkdir(parents=True)
-    about = {name: value for name, value in run.items() if name not in ("evals", "seconds")}
-    (path / "config.json").write_text(json.dumps(about))
-    lines = list(run["evals"])
-    if run["seconds"] is not None:
-        lines.append({**lines[-1], "seconds": run["seconds"], "final": True})
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def hops(end, before=0.0):
     """Evaluations that end with this share of answers at each k."""
     return [{"k=1": share, "k=2": share, "k=4": share} for share in (before, end)]
@@ -4163,11 +3904,11 @@ def ends_of(runs):
 def test_runs_are_found_by_their_recipe(folder):
     depo0 = ["--task", "depo0", *DEPTH_RECIPE]
     for seed in range(3):
-        write_run_folder(make_run([*depo0, "--seed", f"{seed}"], *hops(0.5)))
-    write_run_folder(make_run([*depo0, "--seed", "3", "--steps", "9000"], *hops(1.0)))
-    write_run_folder(make_run([*depo0, "--seed", "4", "--dtype", "bfloat16"], *hops(1.0)))
-    write_run_folder(make_run([*depo0, "--seed", "5"], *hops(1.0), final=False))
-    write_run_folder(make_run([*depo0, "--seed", "6", "--eval-size", "9"], *hops(0.75)))
+        write_run(make_run([*depo0, "--seed", f"{seed}"], *hops(0.5)))
+    write_run(make_run([*depo0, "--seed", "3", "--steps", "9000"], *hops(1.0)))
+    write_run(make_run([*depo0, "--seed", "4", "--dtype", "bfloat16"], *hops(1.0)))
+    write_run(make_run([*depo0, "--seed", "5"], *hops(1.0), final=False))
+    write_run(make_run([*depo0, "--seed", "6", "--eval-size", "9"], *hops(0.75)))
 
     # Of the two runs with seed 2, the one in out/ counts.
     shipped = [
@@ -4188,7 +3929,7 @@ def test_the_best_rate_has_the_best_last_scores_then_the_best_before(folder):
         for seed in range(seeds):
             words = ["--task", "depo0", *DEPTH_RECIPE, *flags.split()]
             words += ["--lr", f"{rate}", "--seed", f"{seed}"]
-            write_run_folder(make_run(words, *hops(*shares)))
+            write_run(make_run(words, *hops(*shares)))
 
     write("", 1e-3, [0.5])
     write("", 2e-3, [0.75])
@@ -4210,9 +3951,9 @@ def test_claims_are_judged_wherever_their_runs_are(folder, capsys):
     """Those with runs come first; the others name the comparison that trains them."""
     for task in ("depo0", "depo1"):
         for seed in range(3):
-            write_run_folder(make_run(["--task", task, "--seed", f"{seed}"], *hops(0.0)))
+            write_run(make_run(["--task", task, "--seed", f"{seed}"], *hops(0.0)))
             with_canon = ["--task", task, "--canon", "abcd", "--seed", f"{seed}"]
-            write_run_folder(make_run(with_canon, *hops(1.0)))
+            write_run(make_run(with_canon, *hops(1.0)))
     reproduce.main(["claims", "--out", "new"])
     page = Path("new/claims.md").read_text()
     assert capsys.readouterr().out.strip() == page.strip()
@@ -4340,7 +4081,7 @@ def test_a_killed_run_is_reported_as_killed(folder, capsys, monkeypatch):
     """What is there is drawn all the same; the status says that something is missing."""
     only_two_models(monkeypatch)
     Path("killed.py").write_text(KILLED)
-    write_run_folder(make_run(["--task", "copy", *TINY_FLAGS], {"sequences": 0.5, "tokens": 0.5}))
+    write_run(make_run(["--task", "copy", *TINY_FLAGS], {"sequences": 0.5, "tokens": 0.5}))
     words = ["copy", "--seeds", "1", "--program", "killed.py", *TINY_FLAGS]
     assert ended(words) == 1
     said = capsys.readouterr()
@@ -4361,19 +4102,13 @@ def test_a_failed_run_is_reported_by_its_last_line():
     assert reproduce.reason(1, "\n") == "status 1"
 
 
-def test_train_still_gives_the_advice_that_is_left_out():
-    text = (HERE / "train.py").read_text() + (HERE / "runs.py").read_text()
-    for advice in reproduce.ADVICE:
-        assert advice.removeprefix(": ") in text
-
-
 @parametrize("more", ([], ["--draw"]))
 def test_damaged_and_other_runs_are_not_passed_over(more, folder, monkeypatch, capsys):
     only_two_models(monkeypatch)
     words = ["copy", "--seeds", "1"] + NANO + more
     for flags in ("", "--canon abcd"):
         scores = {"sequences": 0.5, "tokens": 0.5}
-        write_run_folder(make_run(f"--task copy {flags}".split(), scores))
+        write_run(make_run(f"--task copy {flags}".split(), scores))
     assert ended(words) == 0
     (config,) = Path("out").glob("*abcd*/config.json")
     right = config.read_text()
@@ -4426,12 +4161,6 @@ def test_words_are_refused_in_one_line(words, folder, capsys):
     said = capsys.readouterr()
     assert said.out == "" and re.fullmatch(r"(reproduce|train)\.py: .+\n", said.err)
     assert list(folder.iterdir()) == []
-
-
-def test_the_list_names_all_comparisons(capsys):
-    reproduce.main(["--list"])
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == list(COMPARISONS)
 
 
 # ---- 7. assignment/ --------------------------------------------------------
@@ -4540,6 +4269,10 @@ def test_exercises_need_only_those_before_them(tmp_path):
     found = {case.get("name"): grade.outcome(case) for case in cases}
     for number, exercise in grade.EXERCISES.items():
         for group in exercise.groups:
+            for wanted in group.tests:
+                name, *words = wanted.split()
+                mine = [test for test in found if test.split("[")[0] == name]
+                assert any(all(word in test for word in words) for test in mine), wanted
             tests = [test for test in found if grade.group_of(test, exercise) == group]
             outcomes = {found[test] for test in tests} - {"it was skipped"}
             if number <= 7:
@@ -4622,7 +4355,7 @@ ATTACKS = [  # exercise, its code, what the grader says
 @needs_solutions
 @parametrize("number, code, words", ATTACKS)
 def test_attacks_cost_the_attacker_the_exercise(number, code, words, here):
-    result = grade.grade(number, submit(**{f"e{number}": code}), 6 if "while" in code else 100)
+    result = grade.grade(number, submit(**{f"e{number}": code}), 6 if "while" in code else 600)
     assert result.points == 0 and words in result.message
 
 
@@ -4803,8 +4536,6 @@ def test_benchmarks_save_positive_numbers(tmp_path):
                 elif isinstance(value, (int, float)):
                     assert value > 0
             assert row.get("instructions", 0) <= row.get("allowed", 0)  # the memory sets the pace
-    for package in ("fla", "causal_conv1d", "transformers"):
-        assert done.stdout.count(f"No module named '{package}'") <= 2
 
 
 def test_benchmark_cut_short_keeps_its_rows(tmp_path):
@@ -4831,6 +4562,19 @@ def test_the_layer_in_readme():
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
     assert torch.equal(canon(x), kernels.causal_conv(x, canon.weight))
+
+
+def test_readmes_table_of_layers_switched_off_is_that_of_hops_txt():
+    shown = (HERE / "results/depo0/hops.txt").read_text()
+    table = shown.split("switched off in:")[1].split("#")[0]  # of the first model
+    rows = []
+    for row in table.splitlines():
+        if re.match(r"\| \d hop", row):
+            rows.append([f"{float(share):.0%}" for share in row.strip("| ").split(" | ")[1:]])
+    text = (HERE / "README.md").read_text()
+    names = ("one arrow", "two arrows", "three arrows", "four arrows")
+    for number, row in zip(names, rows, strict=True):
+        assert f"| {number} | {' | '.join(row)} |" in text
 
 
 class PreNormModel(torch.nn.Module):
@@ -4904,19 +4648,6 @@ def test_own_things_are_trained_drawn_and_shown(file, flags, name, here):
     assert shown.startswith("<bos>")
     python(HERE / "plot.py", "out/own", "--out", "figures")
     assert len(list(Path("figures").glob("*.png"))) == 1
-
-
-@patch.dict(canon_gpt.MIXERS)
-@patch.dict(canon_gpt.CANONS)
-@parametrize("options", [dict(mixer="retention"), dict(canon_type="gated")])
-def test_own_layers_stream(options):
-    for file in ("retention.py", "gated.py"):
-        runpy.run_path(str(HERE / "examples" / file), run_name="program")
-    sizes = dict(vocab_size=9, block_size=16, n_layer=1, n_head=2, d_model=16)
-    config = Config(**sizes, canon="abcd", **options)
-    model, tokens, state = CanonGPT(config).double(), torch.randint(0, 9, (2, 16)), {}
-    pieces = [model(piece, state=state)[0] for piece in tokens.split((5, 1, 10), dim=1)]
-    assert_close(torch.cat(pieces, dim=1), model(tokens)[0])
 
 
 def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
