@@ -299,7 +299,6 @@ def curves(groups, scores=None, title=None, below=None, headings=None):
 
     headings  {score: what stands above its panel}, where it is not the score's name
     """
-    headings = headings or {}
     scores = scores or score_names(groups)
     legend = "Thick lines: medians; thin lines: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
@@ -308,7 +307,7 @@ def curves(groups, scores=None, title=None, below=None, headings=None):
     ends = []
     for axis, score in zip(axes, scores):
         ends.append(draw_curves(axis, groups, score))
-        axis.set_title(headings.get(score, heading(score)))
+        axis.set_title(heading(score, headings))
 
     # Lines are named once a row, at the right of its last panel, or of the last that has the line.
     figure.draw_without_rendering()  # this places the axes, whose heights `name_ends` needs
@@ -425,14 +424,13 @@ def bars(groups, scores=None, title=None, below=None, headings=None):
 
     headings  {score: what stands above its panel}, where it is not the score's name
     """
-    headings = headings or {}
     scores = scores or score_names(groups)
     legend = "Bars and numbers: medians; dots: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
     height = 0.8 + 0.32 * len(groups)
     figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
     for axis, score in zip(axes, scores):
-        draw_bars(axis, groups, score, headings.get(score, heading(score)))
+        draw_bars(axis, groups, score, heading(score, headings))
     return figure
 
 
@@ -569,8 +567,13 @@ def chance_of(groups, score):
     return chances.pop() if len(chances) == 1 else None
 
 
-def heading(score):
-    """What stands above a panel: "4 hops" for the score "k=4"; most scores are words already."""
+def heading(score, headings=None):
+    """What stands above a panel: "4 hops" for the score "k=4"; most scores are words already.
+
+    headings  {score: heading} where the caller wants another
+    """
+    if headings and score in headings:
+        return headings[score]
     if score == "bits per byte":
         return "bits per byte of text it has not seen (fewer are better)"
     kind, _, number = score.partition("=")

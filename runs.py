@@ -166,7 +166,8 @@ class Run:
             return
         log = self.folder / "metrics.jsonl"
         has_log = log.exists() and log.stat().st_size > 0
-        if has_log and (self.folder / "ckpt.pt").exists():
+        lost_log = not log.exists()
+        if (has_log or lost_log) and (self.folder / "ckpt.pt").exists():
             advice = "--resume goes on with it, or choose another --out"
             raise RunError(f"{self.folder} is not empty: {advice}")
         own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")

@@ -85,9 +85,8 @@ def wrapped(text):
 
 def coloured(text):
     """For a terminal: right answers in green, wrong ones in red."""
-    green, red, normal = "\033[32m", "\033[31m", "\033[0m"
-    text = re.sub(r"\[[^]]*✓\]", lambda answer: f"{green}{answer[0]}{normal}", text)
-    return re.sub(r"\[[^]]*✗[^]]*\]", lambda answer: f"{red}{answer[0]}{normal}", text)
+    text = re.sub(r"(\[[^][]*✓\])", "\033[32m\\1\033[0m", text)
+    return re.sub(r"(\[[^][]*✗[^][]*\])", "\033[31m\\1\033[0m", text)
 
 
 # ---- The command line ------------------------------------------------------

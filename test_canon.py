@@ -2714,6 +2714,24 @@ def test_a_bug_in_a_layer_of_ones_own_shows_where_it_is(here):
         train.main(tiny("--mixer forgetful"))
 
 
+def test_answers_in_colour():
+    text = "<bos> a [b\nc ✓] d [e ✗ f] g [h ✓]"
+    green, red, normal = (f"\033[{code}m" for code in (32, 31, 0))
+    want = f"<bos> a {green}[b\nc ✓]{normal} d {red}[e ✗ f]{normal} g {green}[h ✓]{normal}"
+    assert sample.coloured(text) == want
+
+
+def test_a_run_that_has_logged_nothing_may_start_again(ends):
+    with interruption(3, KeyError("a bug")), pytest.raises(KeyError):
+        train.main(tiny("--steps 40 --eval-every 40"))
+    assert checkpoint("run")["step"] == 0 and not Path("run/metrics.jsonl").read_text()
+    Path("run/metrics.jsonl").unlink()  # now nobody knows what the checkpoint holds
+    ends(tiny("--steps 20"), "run is not empty: --resume goes on")
+    Path("run/metrics.jsonl").touch()
+    train.main(tiny("--steps 20 --lr 0.02"))
+    assert logged("run")[-1]["final"]
+
+
 def test_other_processes_outlive_a_run(here):
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     other.start()

@@ -814,6 +814,9 @@ def evaluate(task, model, recipe, micro_batches, autocast, step):
 # ---- 6. Checks, clock and signals ------------------------------------------
 
 
+HOW_TO_GO_ON = "the same command with --resume goes on"
+
+
 class Ended(Exception):
     """The run ends before its last step: a line for the user, and the exit status."""
 
@@ -1012,8 +1015,8 @@ def train(options, recipe, command, stop):
                 run.save(model, optimizer, step, clock.seconds())
             if stopping and step < training.steps:
                 run.log({"step": step, "stopped": stop.name})
-                advice = "the same command with --resume goes on"
-                raise Ended(f"stopped after step {step}; {advice}", status=128 + stop.number)
+                reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
+                raise Ended(reason, status=128 + stop.number)
             clock.restart(step)
 
     # What it cost, and one instance with the model's answers. The scores are the log's: a run that
@@ -1083,7 +1086,7 @@ def main(argv=None, program=__file__):
             raise  # a bug in a layer or task of your own shows where it is
         advice = ""
         if (options.out / "ckpt.pt").exists():
-            advice = "; the same command with --resume goes on"
+            advice = f"; {HOW_TO_GO_ON}"
         exit_with_line(f"{type(error).__name__}: {error}{advice}", status=1)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):

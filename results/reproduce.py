@@ -523,8 +523,7 @@ def read_command_line(argv):
 
 def register_own_things(argv):
     """Run --program for what it registers, which may be a comparison that argv names."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.error = fail
+    finder = Parser(add_help=False, allow_abbrev=False)
     finder.add_argument("--program")
     program = finder.parse_known_args(argv)[0].program
     if program is None:
