@@ -31,15 +31,10 @@ from kernels import causal_conv
 # Shapes in comments: B batch, T time, D width, H heads, K dims of a head's queries and keys, V of
 # its values.
 
-CANON_VARIANTS = ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen")
-
 
 @dataclass
 class Config:
-    """Everything that defines a model.
-
-    An invalid value raises a ValueError that names the field, the value and what is allowed.
-    """
+    """Everything that defines a model. ValueError for a value that is not allowed."""
 
     vocab_size: int
     block_size: int  # the longest sequence, in tokens
@@ -73,8 +68,8 @@ class Config:
         if self.mlp == "none" and not set(self.canon) <= set("ab"):
             self.refuse("canon", "points c and d are at the MLP, and mlp is none")
         if not self.canon:
-            for field in CANON_VARIANTS:
-                self.require_default(field, "it means nothing without a Canon layer")
+            for field in ("type", "kernel", "residual", "silu", "frozen"):
+                self.require_default(f"canon_{field}", "it means nothing without a Canon layer")
 
         for name in self.mixers:
             if name not in MIXERS:
@@ -143,6 +138,13 @@ def canon_by_hand(x, weight):
     return y
 
 
+# To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
+# pieces is usually called the KV cache. Here it is one dict, `state`, which starts empty and is
+# passed to every layer. state[layer] is that layer's own. A Canon layer keeps its last three
+# inputs, attention its keys and values, a recurrence its matrix, and the model how many tokens it
+# has read.
+
+
 class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
 
@@ -162,18 +164,13 @@ class Canon(nn.Module):
         self.silu = config.canon_silu
 
     def forward(self, x, state=None):
-        """(B, T, width) -> same. state: None, or the dict of a stream, explained below."""
-        tail = tail_of_stream(self, x, len(self.weight) - 1, state)
+        """(B, T, width) -> same. state: None, or the dict of a stream."""
+        before = len(self.weight) - 1  # how many earlier inputs it needs
+        tail = tail_of_stream(self, x, before, state)
         if not self.silu:
             return causal_conv(x, self.weight, self.residual, tail)
         y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
         return x + y if self.residual else y
-
-
-# To write text token by token, a model reads a *stream*: a sequence in pieces of any length. Each
-# layer keeps what it needs of earlier pieces in one dict, `state`, which starts empty and is passed
-# to every layer: state[layer] is that layer's own. A Canon layer keeps its last three inputs,
-# attention its keys and values, a recurrence its matrix, and the model how many tokens it has read.
 
 
 def tail_of_stream(layer, x, n, state):
@@ -199,12 +196,13 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry, for --canon-type; examples/gated.py is one. It is a
-# class with the constructor (width, config). Its forward(x, state) keeps the shape and looks back
-# only. In a stream it keeps what it needs in state[self], for example by `tail_of_stream`. CanonGPT
-# redraws the weights of Linear and Embedding layers and zeroes their biases, in your class, too. To
-# choose a start yourself, use a bare nn.Parameter. The options canon_kernel, canon_residual,
-# canon_silu and canon_frozen are yours to obey, or to refuse by config.refuse.
+# A Canon layer of your own is one more entry, for --canon-type; examples/gated.py is one.
+# - It is a class with the constructor (width, config).
+# - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
+#   state[self], for example by `tail_of_stream`.
+# - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
+#   class, too. To choose a start yourself, use a bare nn.Parameter.
+# - The options canon_kernel, canon_residual, canon_silu and canon_frozen are yours to obey.
 CANONS = {"conv": Canon}
 
 
@@ -223,7 +221,8 @@ def canon_at(point, width, config):
 
 
 class Positions(nn.Module):
-    """No positional encoding, "nope". One of your own is a subclass, and an entry of POSITIONS."""
+    """What every positional encoding offers. One of your own is a subclass, and an entry of
+    POSITIONS; what it leaves out does nothing."""
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
@@ -242,8 +241,12 @@ class Positions(nn.Module):
         return None
 
 
+class NoPositions(Positions):
+    """For "nope"."""
+
+
 class Rotary(Positions):
-    """ "rope": turns all dims of a head (Su et al. 2021)."""
+    """For "rope": turns all dims of a head (Su et al. 2021)."""
 
     head_multiple = 2
     part = 1  # the first 1/part of a head's dims are turned
@@ -261,7 +264,7 @@ class Rotary(Positions):
 
 
 class QuarterRotary(Rotary):
-    """ "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
+    """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
 
     head_multiple = 8
     part = 4
@@ -283,7 +286,7 @@ def rotate(x, cos, sin):
 
 
 class ALiBi(Positions):
-    """ "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H."""
+    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -296,7 +299,7 @@ class ALiBi(Positions):
 
 
 class HALiBi(ALiBi):
-    """ "halibi": head h of the first half sees only the h nearest tokens, itself included (our
+    """For "halibi": head h of the first half sees only the h nearest tokens, itself included (our
     reading of the paper); the other half sees all."""
 
     def bias(self, T, S, device):
@@ -319,7 +322,7 @@ def heads_from_one(n_head, device):
 POSITIONS = {
     "rope": Rotary,
     "rope4": QuarterRotary,
-    "nope": Positions,
+    "nope": NoPositions,
     "alibi": ALiBi,
     "halibi": HALiBi,
 }
@@ -328,16 +331,20 @@ POSITIONS = {
 # ---- 4. Attention ----------------------------------------------------------
 
 
+BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2
+
+
 class Mixer(nn.Module):
     """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
 
+    (A subclass of Attention keeps positions and heads; for a window, it changes `mask` only.)
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
     In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
     weights CanonGPT redraws.
     """
 
-    size = 4  # it has 4 D^2 parameters; the MLP gets what is left of a block's 12 D^2
+    budget = 4  # parameters, in D^2; the MLP gets the rest of BLOCK_BUDGET
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -348,7 +355,12 @@ class Mixer(nn.Module):
 
 
 class Attention(Mixer):
-    """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together."""
+    """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together.
+
+    Canon-B comes before rotary. Rotary turns the two channels of a pair together, and that is why
+    q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After rotary it
+    would weigh the two differently, and then i and j themselves would matter.
+    """
 
     attends = True
 
@@ -361,7 +373,8 @@ class Attention(Mixer):
 
     def __init__(self, config):
         super().__init__()
-        D, self.n_head = config.d_model, config.n_head
+        D = config.d_model
+        self.n_head = config.n_head
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon = canon_at("b", 3 * D, config)  # Canon-B
         self.out = nn.Linear(D, D, bias=False)
@@ -374,9 +387,6 @@ class Attention(Mixer):
         """
         # exercise 5
         B, T, D = x.shape
-        # Canon-B comes before rotary. Rotary turns each pair of channels by an angle, so that only
-        # i - j is left in q_i . k_j. A Canon layer after it would scale the two channels of a pair
-        # differently. Then the angles no longer cancel, and i and j themselves would matter.
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
@@ -390,18 +400,22 @@ class Attention(Mixer):
         if state is not None:
             state[self] = k.contiguous(), v.contiguous()
 
-        S = start + T
-        bias = self.positions.bias(T, S, x.device)  # (H, T, S), or None
-        if bias is None and start == 0:
-            mask, is_causal = None, True  # PyTorch hides the future itself, which is faster
-        else:
-            if bias is None:
-                bias = torch.zeros(T, S, device=x.device)
-            future = distances(T, S, x.device) < 0
-            mask, is_causal = bias.masked_fill(future, -math.inf).to(q.dtype), False
+        mask = self.mask(T, start + T, q)
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
+
+    def mask(self, T, S, like):
+        """What is added to the logits of the last T of S tokens, (T, S) or (H, T, S); -inf hides a
+        token. It has the dtype and device of `like`. None: PyTorch's own causal mask will do."""
+        # exercise 5
+        bias = self.positions.bias(T, S, like.device)
+        if bias is None and T == S:
+            return None  # which is faster
+        if bias is None:
+            bias = torch.zeros(T, S, device=like.device)
+        future = distances(T, S, like.device) < 0
+        return bias.masked_fill(future, -math.inf).to(like.dtype)
 
 
 MIXERS = {"attention": Attention}  # Part II adds three
@@ -426,21 +440,21 @@ MLPS = {  # activation, and whether a gate is multiplied in
 class MLP(nn.Module):
     """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
 
-    size  its parameters in D^2. Next to attention it is 8, so the width is 8D/3 if gated, else 4D
+    budget  its parameters in D^2. Next to attention it is 8, so the width is 8D/3 if gated, else 4D
     """
 
-    def __init__(self, config, size):
+    def __init__(self, config, budget):
         super().__init__()
         D = config.d_model
         self.act, self.gated = MLPS[config.mlp]
         if self.gated:
             matrices = 3  # gate, up, down: D x width each
-            width = 8 * round(size * D / matrices / 8)  # the nearest multiple of 8
-            width = max(8, width)
+            exact = budget * D / matrices
+            width = max(8, 8 * round(exact / 8))  # the nearest multiple of 8
             up_width = 2 * width  # gate and up together
         else:
             matrices = 2  # up, down
-            width = size * D // matrices
+            width = budget * D // matrices
             up_width = width
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)  # Canon-D
@@ -463,37 +477,42 @@ def at_least_float32(x):
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def matmul_dtype(x):
+    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dim. Under autocast the result has autocast's dtype."""
+    """x / rms(x) * weight over the last dim."""
 
     def __init__(self, width):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        device, dtype = x.device.type, x.dtype
-        if torch.is_autocast_enabled(device):
-            # So the Canon layer after the norm reads and writes half as many bytes.
-            dtype = torch.get_autocast_dtype(device)
         weight = at_least_float32(self.weight)
-        return F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6).to(dtype)
+        y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
+        return y.to(matmul_dtype(x))  # in bfloat16, the Canon layer after it moves half the bytes
 
 
 class Block(nn.Module):
     """Mixer and MLP, each after a norm and inside a residual; Canon A and C follow the norms."""
 
-    def __init__(self, config, mixer):
+    def __init__(self, config, mixer_name):
         super().__init__()
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
-        self.mixer = MIXERS[mixer](config)  # with Canon-B inside
+        self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
         if "b" in config.canon and not hasattr(self.mixer, "canon"):
-            config.refuse("canon", f"mixer {mixer} has no Canon-B")
+            config.refuse("canon", f"mixer {mixer_name} has no Canon-B")
         self.mlp = None
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
             self.canon_c = canon_at("c", config.d_model, config)
-            self.mlp = MLP(config, size=12 - self.mixer.size)  # with Canon-D inside
+            self.mlp = MLP(config, BLOCK_BUDGET - self.mixer.budget)  # with Canon-D inside
 
     def forward(self, x, state=None):
         # exercise 6
@@ -527,8 +546,8 @@ class CanonGPT(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList()
         for layer in range(config.n_layer):
-            mixer = config.mixers[layer % len(config.mixers)]
-            self.blocks.append(Block(config, mixer))
+            mixer_name = config.mixers[layer % len(config.mixers)]
+            self.blocks.append(Block(config, mixer_name))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         # Weights of convolutions are bare Parameters, so they keep their own start.
@@ -567,7 +586,9 @@ class CanonGPT(nn.Module):
         if loss_mask is None:
             loss_mask = torch.ones_like(targets, dtype=torch.bool)
         nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-        return logits, (nats * loss_mask.flatten()).sum() / loss_mask.sum().clamp(min=1)
+        nats = nats.view_as(targets)  # (B, T)
+        loss = (nats * loss_mask).sum() / loss_mask.sum().clamp(min=1)  # 0 if no target counts
+        return logits, loss
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
@@ -577,10 +598,12 @@ class CanonGPT(nn.Module):
         filled with it; when all have, generation ends. `generator` is a torch.Generator on the
         tokens' device. Raises ValueError if the result would not fit.
         """
-        total, limit = tokens.shape[1] + max_new_tokens, self.config.block_size
+        limit = self.config.block_size
+        total = tokens.shape[1] + max_new_tokens
         if total > limit + 1:  # the last token is never fed
             raise ValueError(f"{total} tokens do not fit: block_size = {limit}, and one more")
-        state, new = {}, tokens
+        state = {}
+        new = tokens
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             logits, _ = self(new, state=state)
@@ -928,7 +951,7 @@ def heads(x, n_head):
 class GLA(LinearMixer):
     """Gated linear attention: 4 heads, keys of D/2, values of D, a decay per key channel."""
 
-    size = 4
+    budget = 4
     n_head = 4
 
     def __init__(self, config):
@@ -958,7 +981,7 @@ class GLA(LinearMixer):
 class Mamba2(LinearMixer):
     """State-space model: 16 heads, values of 2D, one key and one query of 64 for all heads."""
 
-    size = 6
+    budget = 6
     n_head = 16
     n_state = 64
     short_conv_by_default = True
@@ -996,7 +1019,7 @@ class Mamba2(LinearMixer):
 class GatedDeltaNet(LinearMixer):
     """The delta rule with scalar decays: keys of 3D/4, values of 3D/2, a head per 128 dims."""
 
-    size = 6
+    budget = 6
     short_conv_by_default = True
 
     @staticmethod

@@ -160,7 +160,7 @@ def order(run):
 
 # ---- 2. Its scores ---------------------------------------------------------
 #
-# run["scores"] says the unit of each score. A score without a unit prints as a plain number.
+# run["units"] says the unit of each score. A score without a unit prints as a plain number.
 
 
 def all_runs(groups):
@@ -181,8 +181,8 @@ def score_names(groups):
 
 def unit_of(groups, score):
     for run in all_runs(groups):
-        if score in run["scores"]:
-            return run["scores"][score]
+        if score in run["units"]:
+            return run["units"][score]
     return ""
 
 
@@ -733,7 +733,9 @@ def inside(folder, title=None):
         heat_map(axis, maps[layer, head], down, words[:-1], f"layer {layer}, head {head}")
     if canons:
         sizes = torch.stack(list(canons.values()), dim=1)  # (kernel, Canon layers)
-        distances = ["this token", *(f"{i} back" for i in range(1, len(sizes)))]
+        distances = ["this token"]
+        for i in range(1, len(sizes)):
+            distances.append(f"{i} back" if model.config.canon_type == "conv" else f"weight {i}")
         heat_map(axes[-1], sizes, distances, list(canons), "Canon: mean size of the weights")
     return figure
 

@@ -5,8 +5,9 @@
         metrics.jsonl   the log: JSON, a line every 20 steps; the last line has "final": true
         ckpt.pt         weights, optimizer, step and log: what it takes to go on
 
-Reading order: 1 a checkpoint and what is checked before it is used; 2 Run, the folder while a run
-trains; 3 reading runs for figures and tables; 4 `load_model`, for notebooks and sample.py.
+Reading order: 1 the recipe, which makes a run what it is; 2 a checkpoint, and what is checked
+before it is used; 3 Run, the folder while a run trains; 4 reading runs for figures and tables;
+5 `load_model`, for notebooks and sample.py.
 """
 
 import contextlib
@@ -15,12 +16,13 @@ import json
 import math
 import os
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from canon_gpt import CanonGPT, Config
-from tasks import make_task
+from tasks import make_task, require_range
 
 try:
     import fcntl
@@ -28,15 +30,66 @@ except ImportError:  # Windows: folders are not locked there
     fcntl = None
 
 
-# The parts of config.json that make a run what it is. --resume must find them unchanged.
-RECIPE_PARTS = ("task", "model", "training", "dtype", "seed", "eval_size")
-
-
 class RunError(ValueError):
     """Something is wrong with a run's folder. The text is one line for the user."""
 
 
-# ---- 1. A checkpoint -------------------------------------------------------
+# ---- 1. A recipe -----------------------------------------------------------
+
+
+@dataclass
+class Training:
+    """How long a run trains, on how much at a time, and by which optimizer."""
+
+    steps: int | None  # None: the task sets them, which only Capo does
+    batch_size: int  # windows per step: sequences of block_size tokens
+    lr: float  # the peak of the learning rate
+    warmup: int = 1000  # steps until it is reached
+    schedule: str = "cosine"  # after that: an entry of train.SCHEDULES
+    optimizer: str = "adamw"  # an entry of train.OPTIMIZERS
+    weight_decay: float = 0.03  # of matrices only
+    betas: tuple = (0.9, 0.98)
+    eps: float = 1e-6
+
+    def __post_init__(self):
+        self.betas = tuple(self.betas)
+        if self.steps is not None:
+            require_range("steps", self.steps, 1, 10**8)
+        require_range("batch_size", self.batch_size, 1, 10**5)
+        require_range("lr", self.lr, 1e-12, 1e6)
+        require_range("warmup", self.warmup, 0, 10**8)
+        require_range("weight_decay", self.weight_decay, 0, 10**6)
+
+
+@dataclass
+class Recipe:
+    """Everything that makes a run what it is. config.json holds it, and --config takes it back."""
+
+    preset: str
+    task: dict  # its name, and all its parameters
+    model: dict  # the fields of canon_gpt.Config
+    training: Training
+    dtype: str  # float32 or bfloat16
+    seed: int
+    eval_size: int  # instances scored in an evaluation
+
+    def __post_init__(self):
+        require_range("seed", self.seed, 0, 2**32 - 1)
+        require_range("eval_size", self.eval_size, 1, 10**5)
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
+
+    def as_dict(self):
+        """What --resume compares, in JSON's types: all but the preset's name."""
+        whole = dataclasses.asdict(self)
+        return json.loads(json.dumps({part: whole[part] for part in RECIPE_PARTS}))
+
+
+# The parts that make a run what it is. --resume must find them unchanged.
+RECIPE_PARTS = ("task", "model", "training", "dtype", "seed", "eval_size")
+
+
+# ---- 2. A checkpoint -------------------------------------------------------
 
 
 def read_checkpoint(folder):
@@ -121,7 +174,7 @@ def check_tensor(name, value, like):
         raise ValueError(f"{name} is not finite")
 
 
-# ---- 2. A run that trains --------------------------------------------------
+# ---- 3. A run that trains --------------------------------------------------
 
 
 class Run:
@@ -132,7 +185,7 @@ class Run:
         run.save(model, optimizer, step, seconds)     writes ckpt.pt
 
         run = Run(folder, about, resume=True)
-        step, seconds = run.restore(model, optimizer, training)
+        step, seconds = run.restore(model, optimizer)
 
     about   what config.json will hold, the parts in RECIPE_PARTS among it
     writes  False in all but the first process of torchrun: these only restore
@@ -192,22 +245,19 @@ class Run:
             pass
         return file
 
-    def restore(self, model, optimizer, training):
-        """Set model, optimizer and log back to the checkpoint. Returns its step and seconds.
-
-        training  the dataclass of the recipe's training
-        """
+    def restore(self, model, optimizer):
+        """Set model, optimizer and log back to the checkpoint. Returns its step and seconds."""
         saved = read_checkpoint(self.folder)
         begun = dict(saved["recipe"])
         begun["model"] = with_defaults(Config, begun["model"])
-        begun["training"] = with_defaults(type(training), begun["training"])
+        begun["training"] = with_defaults(Training, begun["training"])
         differences = recipe_differences(begun, self.recipe)
         if differences:
             raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
         if self.writes and not config_is_sound(self.folder):
             self.write_config()
         try:
-            if saved["step"] > training.steps:
+            if saved["step"] > self.recipe["training"]["steps"]:
                 raise ValueError(f"step = {saved['step']}")
             load_weights(model, saved["model"])
             kind = type(optimizer).__name__
@@ -316,13 +366,13 @@ def one_line(text, most=300):
     return " ".join(str(text).split())[:most]
 
 
-# ---- 3. Reading runs -------------------------------------------------------
+# ---- 4. Reading runs -------------------------------------------------------
 #
 # A run, as figures and tables use it, is the dict in its config.json and
 #
 #     evals     [{"step": .., "eval": {score: value}}, ..], from the log
 #     seconds   how long it trained; None while it trains
-#     scores    {score: unit}, and `chance`, the share that guessing gets right (None: not said)
+#     units     {score: unit}, and `chance`, the share that guessing gets right (None: not said)
 
 
 def read(folder):
@@ -350,19 +400,7 @@ def read(folder):
 
 # What figures and tables ask of a run's config.json: {field: its kind}
 FIELDS = {"run": str, "preset": str, "dtype": str, "seed": int, "seconds": (int, float, type(None))}
-MODEL_FIELDS = {
-    "mixer": str,
-    "pos": str,
-    "canon": str,
-    "canon_type": str,
-    "canon_kernel": int,
-    "canon_residual": bool,
-    "canon_silu": bool,
-    "canon_frozen": bool,
-    "short_conv": bool,
-    "n_layer": int,
-    "d_model": int,
-}
+MODEL_FIELDS = {field.name: field.type for field in dataclasses.fields(Config)}
 
 
 def checked(run):
@@ -371,12 +409,14 @@ def checked(run):
     require_kinds(run["task"], {"name": str})
     require_kinds(run["training"], {"steps": int, "batch_size": int})
     run["model"] = with_defaults(Config, run["model"])
-    run["training"].setdefault("optimizer", "adamw")  # the only one, when runs did not say so
+    run["training"] = with_defaults(Training, run["training"])
     require_kinds(run["model"], MODEL_FIELDS)
-    if "scores" not in run:  # written before runs said so
+    if "scores" in run:  # the name that units had in older runs
+        run["units"] = run.pop("scores")
+    if "units" not in run:  # written before runs said so
         task = make_task(**run["task"])
-        run["scores"], run["chance"] = dict(task.scores), task.chance
-    require_kinds(run, {"scores": dict, "chance": (int, float, type(None))})
+        run["units"], run["chance"] = dict(task.units), task.chance
+    require_kinds(run, {"units": dict, "chance": (int, float, type(None))})
     for evaluation in run["evals"]:
         require_kinds(evaluation, {"step": int, "eval": dict})
         for score, value in evaluation["eval"].items():
@@ -424,7 +464,7 @@ def pack(runs, path):
     Path(path).write_text(f'{{"runs": [\n{rows}\n]}}\n')
 
 
-# ---- 4. Loading a trained model --------------------------------------------
+# ---- 5. Loading a trained model --------------------------------------------
 
 
 def load_model(folder):

@@ -84,13 +84,13 @@ class Task:
     """A task of your own is a subclass, and one more entry of TASKS.
 
     It defines `documents`; `meaning`, one line about them; `vocabulary`, what each token stands for
-    (token 0 is padding); and, if it scores otherwise, `evaluate` and `scores`. The defaults of its
+    (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`. The defaults of its
     constructor's arguments are its usual sizes. train.py has options for the arguments of our
     tasks, such as N; one of another name needs an option there. make_task adds `name` and
     `settings`.
     """
 
-    scores = {"sequences": "share", "tokens": "share"}  # {score: unit}, of what evaluate returns
+    units = {"sequences": "share", "tokens": "share"}  # {score: unit} of what evaluate returns
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
     space = " "  # between tokens in print
@@ -128,11 +128,8 @@ class Task:
                 text.extend(document, room)
                 if len(text.tokens) == batch_size * width:
                     break
-            # About as many as are still missing: one more per window, as its last document is cut
-            # off, and then a tenth and eight more, so that they are rarely too few.
             windows_missing = batch_size - len(text.tokens) // width
-            documents_per_window = width / (drawn_tokens / drawn_documents) + 1
-            count = int(1.1 * (windows_missing * documents_per_window)) + 8
+            count = documents_for(windows_missing, width, drawn_tokens / drawn_documents)
         tokens = np.array(text.tokens, dtype=np.int64)
         return tokens.reshape(batch_size, width), text.mask().reshape(batch_size, width)
 
@@ -189,6 +186,16 @@ class Task:
     def decode(self, tokens):
         """Tokens in words."""
         return self.space.join(self.vocabulary[token] for token in tokens).replace(". ", ".")
+
+
+def documents_for(windows, width, mean_length):
+    """How many documents to draw for so many windows of `width` tokens.
+
+    One more per window than it holds, as its last document is cut off. Then a tenth and eight more,
+    so that they are rarely too few.
+    """
+    per_window = width / mean_length + 1
+    return int(1.1 * (windows * per_window)) + 8
 
 
 def padded(texts):
@@ -278,7 +285,7 @@ class Depo(Task):
             self.vocabulary.append(",")
 
         self.hops = [k for k in self.scored_hops if k < K] + [K]  # the scored k
-        self.scores = {f"k={k}": "share" for k in self.hops}
+        self.units = {f"k={k}": "share" for k in self.hops}
         self.chance = 1 / (N - 1)  # another node of the cycle
 
     def documents(self, rng, count):
@@ -478,7 +485,7 @@ class Brevo(Task):
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
         self.stop = self.eos
         depths = {f"depth={depth}": "share" for depth in range(1, 6)}  # deeper: too rare
-        self.scores = {"all": "share", **depths}
+        self.units = {"all": "share", **depths}
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
@@ -559,7 +566,7 @@ class Brevo(Task):
                 verdict = self.verify(prompt, text)
                 right["all"].append(verdict)
                 right[f"depth={depth}"].append(verdict)
-        return {score: share(right[score]) for score in self.scores if score in right}
+        return {score: share(right[score]) for score in self.units if score in right}
 
     def answer_greedily(self, model, prompts, longest):
         """What the model writes after prompts of one length: lists of tokens."""
@@ -662,7 +669,7 @@ class Mano(Task):
         self.plus = self.modulus + 1  # the number x is token x + 1; then come + - *
         self.bos, self.ans = self.plus + 3, self.plus + 4  # <len_l> is token ans + l
         self.scored = powers_of_two(L)  # the scored l
-        self.scores = {f"l={l}": "share" for l in self.scored}
+        self.units = {f"l={l}": "share" for l in self.scored}
 
     def documents(self, rng, count):
         lengths = rng.integers(1, self.L + 1, count).tolist()
@@ -895,7 +902,7 @@ def band_product(left, right, left_width, right_width, rows=64):
 
 class Lano(Task):
     meaning = "a sentence of the grammar"
-    scores = {"sentences": "share", "KL": "nats"}
+    units = {"sentences": "share", "KL": "nats"}
 
     def __init__(self, cfg="cfg3f", root=17, block_size=128):
         super().__init__(block_size)
@@ -1001,7 +1008,7 @@ FACT_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in FACT_PLACES]
 
 class Capo(Task):
     meaning = "a life: names and values, by kind and number, and the words between them"
-    scores = {
+    units = {
         "names": "share",
         "facts": "share",
         "bits": "bits",
@@ -1132,7 +1139,7 @@ class Text(Task):
     """
 
     meaning = "a text, byte by byte"
-    scores = {"bits per byte": "bits per byte"}
+    units = {"bits per byte": "bits per byte"}
     block = 4096  # bytes
     held_out_every = 20  # blocks
     context = 64  # bytes that stand before every byte that is scored

@@ -1237,7 +1237,7 @@ PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the 
 @parametrize("name", PAPER)
 def test_the_preset_paper_has_the_papers_numbers(name):
     batch_size, steps, block_size, sizes = PAPER[name]
-    recipe = train.make_recipe(train.preset_parts("paper", name), "paper", "float32")
+    recipe = train.make_recipe(**train.preset_parts("paper", name))
     training, model = recipe.training, recipe.model
     assert (training.batch_size, training.steps) == (batch_size, steps)
     assert recipe.task.items() >= {**sizes, "block_size": block_size}.items()
@@ -1251,7 +1251,7 @@ def test_the_preset_paper_has_the_papers_numbers(name):
 
 @parametrize("preset, name", PRESETS_OF_TASKS)
 def test_every_preset_is_a_recipe_whose_documents_fit(preset, name):
-    recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
+    recipe = train.make_recipe(**train.preset_parts(preset, name))
     assert recipe.training.steps > recipe.training.warmup
     assert train.run_name(recipe, "float32") == f"{name}_{preset}_rope_bare_s0"
     task = make_task(**json.loads(json.dumps(recipe.task)))  # as a run's config.json has it
@@ -1322,7 +1322,7 @@ def test_scores_are_those_announced(name):
     task = make_task(name)
     config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=1, d_model=8)
     scores = task.evaluate(CanonGPT(config), 0, 40)
-    announced = [score for score in task.scores if score in scores or not name.startswith("brevo")]
+    announced = [score for score in task.units if score in scores or not name.startswith("brevo")]
     assert list(scores) == announced  # a depth that Brevo did not draw has no score
     for value in scores.values():
         assert type(value) is float and math.isfinite(value)
@@ -2325,7 +2325,7 @@ def test_command_line_end_to_end(here):
     config, log, saved = json.loads((run / "config.json").read_text()), logged(run), checkpoint(run)
     about = "dtype seed eval_size preset date device processes compiled python torch numpy"
     assert set(about.split()) <= set(config) and config["model"]["canon"] == "abcd"
-    assert config["scores"] == {"sequences": "share", "tokens": "share"}
+    assert config["units"] == {"sequences": "share", "tokens": "share"}
     assert shlex.split(config["command"]) == ["python", "train.py", *words]
     group = saved["optimizer"]["param_groups"][0]
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-6, 0.03)
@@ -3047,7 +3047,7 @@ def test_runs_are_read_while_they_train(here):
         train.main(tiny("--steps 60 --eval-every 20"))
     run = run_folders.read("run")
     assert [e["step"] for e in run["evals"]] == [20, 40] and run["seconds"] is None
-    assert run["scores"]["tokens"] == "share"
+    assert run["units"]["tokens"] == "share"
     train.main(tiny("--steps 60 --eval-every 20 --resume"))
     run = run_folders.read("run")
     assert [e["step"] for e in run["evals"]] == [20, 40, 60] and run["seconds"] > 0
@@ -3184,7 +3184,7 @@ def toy_run(*values, name="toy", seed=0, lr=0.01, unit="share", chance=None, **m
         "preset": "nano",
         "evals": evals,
         "seconds": 3.0,
-        "scores": dict.fromkeys(["k=1", "k=2", "k=3"], unit),
+        "units": dict.fromkeys(["k=1", "k=2", "k=3"], unit),
         "chance": chance,
     }
 
@@ -3391,7 +3391,7 @@ def test_curves_of_text_show_where_models_differ():
     for values in ((7.5, 2.0), (6.0, 1.0)):
         run = toy_run(canon="a" if values[1] < 2 else "")
         run["evals"] = [{"step": i, "eval": {"bits per byte": v}} for i, v in enumerate(values, 1)]
-        run["scores"] = {"bits per byte": "bits per byte"}
+        run["units"] = {"bits per byte": "bits per byte"}
         runs.append(run)
     (axis,) = plot.curves({"without": runs[:1], "with": runs[1:]}).axes
     assert axis.get_ylim() == pytest.approx((0.9, 2.4))
@@ -3760,7 +3760,7 @@ def text_run(flags, seed, *values, sha256=None):
     """A run of the text task that needs so many bits per byte at its evaluations."""
     words = f"--task text {flags} --seed {seed}".split()
     run = make_run(words, *({"bits per byte": value} for value in values))
-    run["scores"] = {"bits per byte": "bits per byte"}
+    run["units"] = {"bits per byte": "bits per byte"}
     if sha256 is not None:
         run["task"] = {**run["task"], "sha256": sha256}
     return run
@@ -3805,7 +3805,7 @@ def finished(task, score, values):
     """Runs of one model, a seed each, that end with these values."""
     units = {"hops mastered": "hops", "steps to k=1": "steps", "bits/param": "bits per parameter"}
     run = {"task": {"name": task, "N": 10, "K": 4}, "chance": 0.1, "main": "main"}
-    run["scores"] = {score: units.get(score, "share")}
+    run["units"] = {score: units.get(score, "share")}
     return [{**run, "evals": [{"step": 10, "eval": {score: value}}]} for value in values]
 
 
@@ -3855,25 +3855,25 @@ def test_scores_are_made_of_others():
         {"step": 30, "eval": {"k=1": 1.0, "k=2": 0.9, "k=4": 0.2}},
     ]
     units = {"k=1": "share", "k=2": "share", "k=4": "share"}
-    run = {"task": {"name": "depo0"}, "scores": units, "evals": evals}
+    run = {"task": {"name": "depo0"}, "units": units, "evals": evals}
     made = claims.with_made_scores(run)
     first, second, last = [evaluation["eval"] for evaluation in made["evals"]]
     assert [scores["hops mastered"] for scores in (first, second, last)] == [0, 1, 2]
     assert [scores["steps to k=1"] for scores in (first, second, last)] == [math.inf, 20, 20]
     assert last["answers"] == last["depo0: answers"] == pytest.approx(0.7)
-    assert made["scores"]["depo0: answers"] == made["scores"]["k=1"] == "share"
+    assert made["units"]["depo0: answers"] == made["units"]["k=1"] == "share"
     assert "answers" not in evals[0]["eval"] and "answers" not in units
 
     evals = [{"step": 10, "eval": {"l=1": 0.5, "l=2": 0.25}}]
-    run = {"task": {"name": "mano"}, "scores": {"l=1": "share", "l=2": "share"}, "evals": evals}
+    run = {"task": {"name": "mano"}, "units": {"l=1": "share", "l=2": "share"}, "evals": evals}
     assert claims.with_made_scores(run)["evals"][0]["eval"]["mano: longest"] == 0.25
 
     evals = [{"step": 10, "eval": {"first": 0.5, "second": 0.25}}]
-    run = {"task": {"name": "mine"}, "scores": {"first": "share", "second": "nats"}, "evals": evals}
+    run = {"task": {"name": "mine"}, "units": {"first": "share", "second": "nats"}, "evals": evals}
     assert claims.with_made_scores(run)["main"] == "first"
 
     evals = [{"step": 10, "eval": {}}, {"step": 20, "eval": {"k=2": 3.5}}]  # not Depo's k
-    made = claims.with_made_scores({"task": {"name": "mine"}, "scores": {}, "evals": evals})
+    made = claims.with_made_scores({"task": {"name": "mine"}, "units": {}, "evals": evals})
     assert made["evals"][1]["eval"] == {"k=2": 3.5, "mine: k=2": 3.5}
 
 
@@ -3891,7 +3891,7 @@ def make_run(words, *scores, final=True):
         "run": options.out.name,
         **recipe.as_dict(),
         "preset": recipe.preset,
-        "scores": dict.fromkeys(scores[0], "share"),
+        "units": dict.fromkeys(scores[0], "share"),
         "chance": None,
         "evals": evals,
         "seconds": 3.0 if final else None,
@@ -4513,7 +4513,12 @@ def test_the_handout_is_about_these_exercises():
 
 # ---- 8. benchmarks/ --------------------------------------------------------
 
-BENCHMARKS = {"generators": len(tasks.TASKS), "convolution": 3, "step": 6, "mixers": 7}  # rows
+BENCHMARKS = {
+    "generators": len(train.PRESETS["nano"]),
+    "convolution": 3,
+    "step": 6,
+    "mixers": 7,
+}  # rows
 if kernels.triton is not None:
     major, minor = kernels.triton.__version__.split(".")[:2]
     if (int(major), int(minor)) >= (3, 3):
@@ -4561,7 +4566,7 @@ def test_benchmark_cut_short_keeps_its_rows(tmp_path):
     done = run_benchmarks(tmp_path, ["generators"], bad)
     assert done.returncode != 0 and "no such task" in done.stderr
     rows = saved_rows(tmp_path / "generators.jsonl")
-    assert [row["what"] for row in rows] == [*tasks.TASKS]
+    assert [row["what"] for row in rows] == [*train.PRESETS["nano"]]
 
 
 # ---- 9. What README, results/ and examples/ show ---------------------------
@@ -4573,10 +4578,18 @@ def code_in_readme():
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_layer_in_readme():
+@pytest.fixture
+def canon_conv(monkeypatch):
+    """The name that README gives its copy of kernels.py."""
+    copy = SimpleNamespace(causal_conv=kernels.causal_conv, triton=kernels.triton)
+    monkeypatch.setitem(sys.modules, "canon_conv", copy)
+
+
+def test_the_layer_in_readme(canon_conv):
     layer, *_ = code_in_readme()
     names = {}
     exec(layer, names)
+    assert names["canon_conv"].triton is None
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
     assert torch.equal(canon(x), kernels.causal_conv(x, canon.weight))
@@ -4617,7 +4630,7 @@ class PreNormModel(torch.nn.Module):
             self.model.layers.append(layer)
 
 
-def test_canon_in_a_llama_as_in_readme():
+def test_canon_in_a_llama_as_in_readme(canon_conv):
     model = PreNormModel(layers=2, width=6)
     without = {id(parameter) for parameter in model.parameters()}
     names = {"model": model}

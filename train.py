@@ -1,10 +1,9 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Section 7 is the training loop; what comes before it is what the loop calls. 1 recipes and presets;
-2 the command line; 3 what a run is called, and what it prints; 4 data, optimizer, learning rate;
-5 one step, and one evaluation; 6 checks, clock and signals; 7 the run, in the order of events;
-8 what it cost, and `main`, where everything begins. A run leaves config.json, metrics.jsonl and
-ckpt.pt in out/<run>/ (runs.py).
+Section 4 is the training loop, in the order of events. 1 recipes and presets; 2 data, optimizer,
+learning rate; 3 one step, and one evaluation; 4 the run; 5 checks, clock and signals; 6 what it
+cost; 7 the command line; 8 what a run is called, and what it prints; 9 `main`, where everything
+begins. A run leaves config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -30,8 +29,6 @@ from pathlib import Path
 
 # With gcc's OpenMP, threads that wait keep their core busy for a while. Let them sleep soon.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C comes during imports
 
 import numpy as np
 import torch
@@ -39,9 +36,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, Attention, CanonGPT, Config
+from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config
 from kernels import gpu_has_bfloat16, relative_error
-from runs import RECIPE_PARTS, Run, RunError
+from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, with_defaults
 from sample import answered, wrapped
 from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text
 
@@ -54,9 +51,10 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 
 # ---- 1. Recipes and presets ------------------------------------------------
 #
-# A recipe is everything that makes a run what it is. A preset scales a task, its model and the
-# training together: `nano` for two CPU cores and minutes, `small` for one GPU (where it has not run
-# yet), `paper` for the paper's own numbers (Depo0, our addition, has Depo1's).
+# A recipe is everything that makes a run what it is: task, model and training (Recipe and Training
+# are in runs.py). A preset scales the three together: `nano` for two CPU cores and minutes, `small`
+# for one GPU (where it has not run yet), `paper` for the paper's own numbers (Depo0, our addition,
+# has Depo1's).
 
 
 def cosine(done):
@@ -74,55 +72,17 @@ SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
 @dataclass
-class Training:
-    """How long a run trains, on how much at a time, and by which optimizer."""
+class Options:
+    """Where and how to run: nothing here changes what is learnt."""
 
-    steps: int | None  # None: the task sets them, which only Capo does
-    batch_size: int  # windows per step: sequences of block_size tokens
-    lr: float  # the peak of the learning rate
-    warmup: int = 1000  # steps until it is reached
-    schedule: str = "cosine"  # after that: an entry of SCHEDULES
-    optimizer: str = "adamw"  # an entry of OPTIMIZERS (section 4)
-    weight_decay: float = 0.03  # of matrices only
-    betas: tuple = (0.9, 0.98)
-    eps: float = 1e-6
-
-    def __post_init__(self):
-        self.betas = tuple(self.betas)
-        if self.steps is not None:
-            require_range("steps", self.steps, 1, 10**8)
-        require_range("batch_size", self.batch_size, 1, 10**5)
-        require_range("lr", self.lr, 1e-12, 1e6)
-        require_range("warmup", self.warmup, 0, 10**8)
-        require_range("weight_decay", self.weight_decay, 0, 10**6)
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule = {self.schedule!r}: allowed: {', '.join(SCHEDULES)}")
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer = {self.optimizer!r}: allowed: {', '.join(OPTIMIZERS)}")
-
-
-@dataclass
-class Recipe:
-    """Everything that makes a run what it is. config.json holds it, and --config takes it back."""
-
-    preset: str
-    task: dict  # its name, and all its parameters
-    model: dict  # the fields of canon_gpt.Config
-    training: Training
-    dtype: str  # float32 or bfloat16
-    seed: int
-    eval_size: int  # instances scored in an evaluation
-
-    def __post_init__(self):
-        require_range("seed", self.seed, 0, 2**32 - 1)
-        require_range("eval_size", self.eval_size, 1, 10**5)
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
-
-    def as_dict(self):
-        """What --resume compares, in JSON's types: all but the preset's name."""
-        whole = dataclasses.asdict(self)
-        return json.loads(json.dumps({part: whole[part] for part in RECIPE_PARTS}))
+    device: str
+    out: Path
+    compile: bool
+    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
+    workers: int  # processes that draw data; with 0 the training process draws it
+    eval_every: int  # steps
+    grad_accum: int  # parts of a batch
+    resume: bool
 
 
 TINY = dict(n_layer=1, n_head=2, d_model=16)
@@ -203,49 +163,431 @@ OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
     "paper": preset(LARGE, steps=100_000, batch_size=128, lr=1e-3),
 }
 # fmt: on
+NOT_IN_THE_PAPER = ("text",)
 
 
 def preset_parts(preset_name, task_name):
-    """{"task": .., "model": .., "training": ..}. Raises ValueError if there is no such preset."""
+    """What make_recipe takes: preset, task, model and training.
+
+    Raises ValueError if there is no such preset.
+    """
     if preset_name not in PRESETS:
         raise ValueError(f"preset = {preset_name!r}: allowed: {', '.join(PRESETS)}")
-    of_tasks = PRESETS[preset_name]
-    if task_name in PRESETS["nano"] and task_name not in of_tasks:
+    if preset_name == "paper" and task_name in NOT_IN_THE_PAPER:
         raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
-    parts = of_tasks.get(task_name, OWN_TASK[preset_name])
-    return {**parts, "task": {"name": task_name, **parts["task"]}}
+    parts = PRESETS[preset_name].get(task_name, OWN_TASK[preset_name])
+    return {**parts, "preset": preset_name, "task": {"name": task_name, **parts["task"]}}
 
 
 EVAL_SIZE = 512  # instances
 
 
-def make_recipe(parts, preset_name, dtype, seed=0, eval_size=EVAL_SIZE):
-    """A recipe in which every parameter has its value. Raises ValueError for what does not fit."""
-    task = make_task(**parts["task"])
-    training = Training(**parts["training"])
+def make_recipe(preset, task, model, training, dtype="float32", seed=0, eval_size=EVAL_SIZE):
+    """A recipe in which every parameter has its value.
+
+    task, model, training: dicts, such as an entry of PRESETS has; what is left out has its default
+    Raises ValueError for what does not fit.
+    """
+    task = make_task(**task)
+    training = Training(**training)
+    for field, table in {"schedule": SCHEDULES, "optimizer": OPTIMIZERS}.items():
+        value = getattr(training, field)
+        if value not in table:
+            raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
     if training.steps is None:
         training.steps = task.steps(training.batch_size)
-    sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
-    model = parts["model"] | sizes
-    config = Config(**model)
-    return Recipe(preset_name, task.settings, vars(config), training, dtype, seed, eval_size)
+    model = Config(**{**model, "vocab_size": task.vocab_size, "block_size": task.block_size})
+    return Recipe(preset, task.settings, vars(model), training, dtype, seed, eval_size)
 
 
-# ---- 2. The command line ---------------------------------------------------
+# ---- 2. Data, optimizer, learning rate -------------------------------------
 
 
 @dataclass
-class Options:
-    """Where and how to run: nothing here changes what is learnt."""
+class Batches:
+    """The task's batches by step, for PyTorch's loader.
 
-    device: str
-    out: Path
-    compile: bool
-    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
-    workers: int  # processes that draw data; with 0 the training process draws it
-    eval_every: int  # steps
-    grad_accum: int  # parts of a batch
-    resume: bool
+    Each process of torchrun takes its rows of a batch, in grad_accum micro-batches. The loss of a
+    batch is the mean over all its targets, and that of a micro-batch is the mean over its own. So
+    each micro-batch counts by its share of the targets. Processes average their gradients, hence
+    the factor WORLD.
+    """
+
+    task: object
+    seed: int
+    batch_size: int
+    grad_accum: int
+
+    def __getitem__(self, index):
+        """The batch of step index + 1, drawn by the task (tasks.py, Task.batch).
+
+        tokens and mask (grad_accum, rows, block_size + 1); share (grad_accum,)
+        """
+        tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, index, self.batch_size))
+        targets = mask[:, 1:].sum()
+        if targets == 0:
+            raise ValueError(f"step {index + 1}: the task's documents have no targets")
+        tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
+        return tokens, mask, share
+
+
+def load_batches(task, recipe, options, start):
+    """An iterator over the batches after `start` steps; workers, if there are any, draw ahead."""
+    batches = Batches(task, recipe.seed, recipe.training.batch_size, options.grad_accum)
+    loader = DataLoader(
+        batches,
+        batch_size=None,  # each item is a whole batch
+        sampler=range(start, recipe.training.steps),
+        num_workers=options.workers,
+        worker_init_fn=ignore_stop_signals,
+        pin_memory=options.device == "cuda",
+    )
+    return iter(loader)
+
+
+def ignore_stop_signals(worker):
+    """They reach the loader's workers, too, which must live until the checkpoint is saved.
+
+    As Python cannot terminate them any more, `main` kills them at the end.
+    """
+    for number in STOP:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def micro_batches_on(device, batch):
+    """A batch as a list of its micro-batches, each (tokens, mask, share)."""
+    tokens, mask, share = [tensor.to(device, non_blocking=True) for tensor in batch]
+    return list(zip(tokens, mask, share))
+
+
+def weight_groups(model, training):
+    """The matrices of Linear and Embedding decay; norms and convolutions do not."""
+    matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
+    learning = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in learning if p in matrices], "weight_decay": training.weight_decay},
+        {"params": [p for p in learning if p not in matrices], "weight_decay": 0.0},
+    ]
+
+
+def adamw(model, training, device):
+    return torch.optim.AdamW(
+        weight_groups(model, training),
+        lr=training.lr,
+        betas=training.betas,
+        eps=training.eps,
+        fused=device != "mps",
+    )
+
+
+# One of your own is a function with these arguments, and one more entry. Its groups of weights may
+# have learning rates of their own: warm-up and schedule scale each.
+OPTIMIZERS = {"adamw": adamw}
+
+
+def learning_rate(step, peak, training):
+    """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
+    if step <= training.warmup:
+        return peak * step / training.warmup
+    done = (step - 1 - training.warmup) / max(1, training.steps - training.warmup)
+    return peak * SCHEDULES[training.schedule](done)
+
+
+# ---- 3. One step, and one evaluation ---------------------------------------
+
+LONGEST_GRADIENT = 1.0  # its norm; a longer one is clipped
+
+
+def train_step(model, optimizer, micro_batches, autocast):
+    """Update the weights from a batch. Returns its loss, and the unclipped gradient's norm."""
+    batch_loss = 0.0
+    for number, (tokens, mask, share) in enumerate(micro_batches, 1):
+        exchange = contextlib.nullcontext()
+        if WORLD > 1 and number < len(micro_batches):
+            exchange = model.no_sync()  # processes exchange gradients once, after the last one
+        with exchange:
+            with autocast:
+                _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+                loss = loss * share
+            loss.backward()
+        batch_loss = batch_loss + loss.detach()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), LONGEST_GRADIENT)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return batch_loss, norm
+
+
+def compiled_and_shared(model, options):
+    """The same weights, compiled and shared between the processes of torchrun, as options say."""
+    if options.compile:
+        torch._dynamo.config.suppress_errors = not options.must_compile
+        model = torch.compile(model)
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    return model
+
+
+@torch.no_grad()
+def evaluate(task, model, recipe, autocast, tokens):
+    """The model's scores; and its logits for `tokens`, (B, T), which show whether all is finite.
+
+    The scores would not: even logits that are NaN have a largest one.
+    """
+    model.eval()  # ours has no dropout; a mixer of your own may have some
+    with autocast:
+        logits, _ = model(tokens)
+        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
+    model.train()
+    return scores, logits
+
+
+# ---- 4. The run ------------------------------------------------------------
+
+LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
+
+
+def train(options, recipe, command, stop):
+    """One run, from its first line on the screen to its last."""
+    device, training = options.device, recipe.training
+    torch.manual_seed(recipe.seed)
+    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
+
+    # What learns, what it learns, and what updates it.
+    task = make_task(**recipe.task, run_seed=recipe.seed)
+    model = CanonGPT(Config(**recipe.model)).to(device)
+    require_causal(model)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
+    # This has the same weights. It only trains: for other shapes, it would compile again.
+    fast_model = compiled_and_shared(model, options)
+    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
+    peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
+    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
+
+    # The run's folder. With --resume the run goes on from the checkpoint, which is there from the
+    # start: a new run saves step 0.
+    about = describe(options, recipe, task, model, command)
+    run = Run(options.out, about, options.resume, writes=RANK == 0)
+    start, seconds = 0, 0.0
+    if options.resume:
+        start, seconds = run.restore(model, optimizer)
+        if run.finished:
+            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
+    else:
+        run.save(model, optimizer, start, seconds)
+    announce(options, recipe, about)
+
+    batches = load_batches(task, recipe, options, start)
+    clock = Clock(start, seconds, training.batch_size * task.block_size)
+    scores = {}  # the last ones
+    with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
+        for step in range(start + 1, training.steps + 1):  # counted from 1
+            # Update the weights.
+            for group, peak in zip(optimizer.param_groups, peaks):
+                group["lr"] = learning_rate(step, peak, training)
+            with clock.waiting():
+                batch = next(batches)
+            micro_batches = micro_batches_on(device, batch)
+            loss, norm = train_step(fast_model, optimizer, micro_batches, autocast)
+            if step == start + 1:
+                bar.unpause()  # the first step may compile, and says nothing about the next ones
+            bar.update()
+
+            # Most steps end here: reading the loss would wait for the GPU. (A run that is asked to
+            # stop does so after this step; several processes wait until a step that logs.)
+            evaluating = step % options.eval_every == 0 or step == training.steps
+            logging = step % LOG_EVERY == 0 or evaluating
+            if not (logging or stop.at_once):
+                continue
+            mean_loss, stopping = mean_loss_and_stop(loss, stop.requested)
+            weights = list(model.parameters())
+            require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
+
+            # Log this batch's loss, and now and then the scores.
+            if logging:
+                line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
+                line["lr"] = optimizer.param_groups[0]["lr"]
+                if evaluating:
+                    tokens, _, _ = micro_batches[0]
+                    scores, logits = evaluate(task, model, recipe, autocast, tokens[:, :-1])
+                    require_finite(step, {"logits": logits, **scores})
+                    line["eval"] = scores
+                run.log(line)
+                shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
+                bar.set_postfix(shown, refresh=False)
+
+            # Save, the log included. Stop if asked to; after the last step, finish instead.
+            if evaluating or stopping:
+                run.save(model, optimizer, step, clock.seconds())
+            if stopping and step < training.steps:
+                run.log({"step": step, "stopped": stop.name})
+                reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
+                raise Ended(reason, status=128 + stop.number)
+            clock.restart(step)
+
+    # What it cost, and one instance with the model's answers. The scores are the log's: a run that
+    # was killed after its last step, and resumed, has not been through the loop.
+    scores = run.lines[-1]["eval"]
+    costs = costs_of(run, model, options, clock)
+    run.log({"step": training.steps, "eval": scores, **costs, "final": True})
+    run.save(model, optimizer, training.steps, clock.seconds())
+    print_results(task, model, autocast, scores, costs, recipe.seed)
+
+
+# ---- 5. Checks, clock and signals ------------------------------------------
+
+
+HOW_TO_GO_ON = "the same command with --resume goes on"
+
+
+class Ended(Exception):
+    """The run ends before its last step: a line for the user, and the exit status."""
+
+    def __init__(self, message, status):
+        super().__init__(message)
+        self.status = status
+
+
+@torch.no_grad()
+def require_causal(model):
+    """End the run if a layer sees later tokens, which makes every task easy, or if the model
+    computes something else when a text comes in pieces.
+
+    The beginning of a sequence must have the same logits alone as in the whole. So must the whole
+    in two pieces. A layer whose weights are zero at the start adds nothing, so it passes unseen.
+    """
+    config, state = model.config, {}
+    model.eval()
+    length = min(config.block_size, 128)  # longer than the chunks of our linear mixers
+    cut = math.ceil(2 * length / 3)  # not where such a chunk ends
+    tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
+    whole, _ = model(tokens)
+    alone, _ = model(tokens[:, :cut])
+    stream = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
+    model.train()
+    where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
+    if not relative_error(alone, whole[:, :cut]) < 1e-4:
+        raise Ended(f"{where}: a layer looks ahead", status=2)
+    if not relative_error(torch.cat(stream, dim=1), whole) < 1e-4:
+        reason = "a layer does not keep in state[self] what it needs"
+        raise Ended(f"{where}: {reason}", status=2)
+
+
+def require_finite(step, values):
+    """End the run if a number, a tensor or a list of tensors in {name: value} is not finite."""
+    for name, value in values.items():
+        tensors = value if isinstance(value, list) else [value]
+        if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
+            advice = "Start again with a smaller --lr"
+            raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
+
+
+class Clock:
+    """Where the time goes between two lines of the log."""
+
+    def __init__(self, step, seconds, tokens_per_step):
+        """seconds: what the run took before it was resumed."""
+        self.began = time.perf_counter() - seconds
+        self.tokens_per_step = tokens_per_step
+        self.restart(step)
+
+    def restart(self, step):
+        self.step = step
+        self.waited = 0.0
+        self.restarted = time.perf_counter()
+
+    def seconds(self):
+        return time.perf_counter() - self.began
+
+    @contextlib.contextmanager
+    def waiting(self):
+        """`with clock.waiting():` what happens inside counts as waiting for data."""
+        began = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - began
+
+    def lap(self, step):
+        """tokens since the start; tokens per second and the share of waiting since `restart`."""
+        took = time.perf_counter() - self.restarted
+        return {
+            "tokens": step * self.tokens_per_step,
+            "tokens_per_s": round((step - self.step) * self.tokens_per_step / took),
+            "data_share": round(self.waited / took, 4),
+        }
+
+
+class StopSignals:
+    """Notes the signals that ask to stop: Ctrl-C, a batch system's, a closed terminal's.
+
+    A second Ctrl-C kills, except under torchrun, which repeats the first one.
+    """
+
+    def __enter__(self):
+        self.requested = None  # the first signal's number
+        self.before = {}
+        for number in STOP:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def note(self, number, frame):
+        if self.requested is None:
+            self.requested = number
+            if RANK == 0:
+                with contextlib.suppress(OSError):  # the terminal may be closed
+                    os.write(2, b"\ntrain.py: saving, then stopping\n")
+        if number == signal.SIGINT and WORLD == 1:
+            signal.signal(number, signal.SIG_DFL)  # this Ctrl-C is noted; the next one kills
+
+    @property
+    def number(self):
+        return self.requested or signal.SIGTERM  # if only another process was asked
+
+    @property
+    def name(self):
+        return signal.Signals(self.number).name
+
+    @property
+    def at_once(self):
+        """Whether to stop after this very step. Processes of torchrun have to agree first."""
+        return self.requested is not None and WORLD == 1
+
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def mean_loss_and_stop(loss, requested):
+    """The loss, averaged over the processes, and whether any of them was asked to stop.
+
+    Then all stop, after the same step.
+    """
+    values = torch.stack([loss, torch.full_like(loss, float(requested is not None))])
+    if WORLD > 1:
+        torch.distributed.all_reduce(values)
+    return values[0].item() / WORLD, values[1].item() > 0
+
+
+# ---- 6. What it cost -------------------------------------------------------
+
+
+def costs_of(run, model, options, clock):
+    """Time, as medians over the log; on a GPU also memory."""
+    lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
+    rate = statistics.median(line["tokens_per_s"] for line in lines)
+    costs = {
+        "seconds": round(clock.seconds(), 1),
+        "tokens_per_s": round(rate),
+        "step_ms": round(1e3 * clock.tokens_per_step / rate, 3),
+        "data_share": round(statistics.median(line["data_share"] for line in lines), 4),
+    }
+    if options.device == "cuda":
+        costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+    return costs
+
+
+# ---- 7. The command line ---------------------------------------------------
 
 
 def exit_with_line(message, status=2):
@@ -321,10 +663,10 @@ def make_parser():
     return parser
 
 
-# Which part of a run an option sets. Fields of Config and of Training are found by their names, and
-# options of the run itself are in RUN_FLAGS. All others are the task's: make_task refuses what its
-# task has no parameter for. So an option of your own takes one line above, and one in RUN_FLAGS if
-# it is the run's.
+# Which part of a run a flag sets. Fields of Config and of Training are found by their names, and
+# flags of the run itself are in RUN_FLAGS. All others are the task's: make_task refuses what its
+# task has no parameter for. So a flag of your own takes one line above, beside the field or the
+# parameter that it sets, or a line in RUN_FLAGS if it is the run's.
 FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
 MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
 TRAINING_FLAGS = [f.name for f in dataclasses.fields(Training)]
@@ -340,8 +682,8 @@ def read_command_line(argv):
     args = parser.parse_args(argv)
     try:
         device = choose_device(args)
-        recipe, usual_dtype = read_recipe(args, device)
-        options = read_options(args, device, recipe, usual_dtype)
+        recipe = read_recipe(args, device)
+        options = read_options(args, device, recipe)
     except ValueError as error:
         exit_with_line(error)
     return options, recipe
@@ -354,7 +696,7 @@ def choose_device(args):
     return device
 
 
-def read_options(args, device, recipe, usual_dtype):
+def read_options(args, device, recipe):
     """The Options, where nothing is left open."""
     can_compile = device == "cuda" or (device == "cpu" and can_compile_on_cpu())
     compiles = args.compile
@@ -366,7 +708,10 @@ def read_options(args, device, recipe, usual_dtype):
 
     if args.out == "":
         raise ValueError("out = '': name a folder")
-    out = Path("out", run_name(recipe, usual_dtype)) if args.out is None else Path(args.out)
+    if args.out is None:
+        out = Path("out", run_name(recipe, usual_dtype(device)))
+    else:
+        out = Path(args.out)
 
     workers = args.workers
     if workers is None:
@@ -379,9 +724,11 @@ def read_options(args, device, recipe, usual_dtype):
     require_range("eval_every", eval_every, 1, 10**8)
 
     require_range("grad_accum", args.grad_accum, 1, 10**5)
-    divisor, size = WORLD * args.grad_accum, recipe.training.batch_size
-    if size % divisor != 0:
-        raise ValueError(f"batch_size = {size}: must be a multiple of {divisor}")
+    parts = WORLD * args.grad_accum
+    if recipe.training.batch_size % parts != 0:
+        raise ValueError(
+            f"batch_size = {recipe.training.batch_size}: must be a multiple of {parts}"
+        )
     return Options(
         device=device,
         out=out,
@@ -394,46 +741,64 @@ def read_options(args, device, recipe, usual_dtype):
     )
 
 
-def read_recipe(args, device):
-    """The recipe of the preset or of --config, with the flags in place; and the usual dtype."""
-    has_bfloat16 = device == "cuda" and gpu_has_bfloat16()
-    usual_dtype = "bfloat16" if has_bfloat16 else "float32"
-    if args.config is None:
-        if args.task is None:
-            raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
-        preset_name = args.preset
-        if preset_name is None:
-            preset_name = "small" if device == "cuda" else "nano"
-        parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
-        rest = {"dtype": usual_dtype, "seed": 0, "eval_size": EVAL_SIZE}
-    else:
-        # The file also holds values that follow from others, such as vocab_size. A change of task
-        # or model would leave those as they are. So only the training may change.
-        flags = list(given(args, ["task", "preset"] + task_flags(args) + MODEL_FLAGS))
-        if flags:
-            name = flags[0].replace("_", "-")
-            raise ValueError(f"config = {args.config}: sets task and model; leave --{name} out")
-        parts = read_config(args.config)
-        preset_name = parts["preset"]
-        rest = {field: parts[field] for field in ("dtype", "seed", "eval_size")}
+def usual_dtype(device):
+    """bfloat16 on a GPU that has it, otherwise float32."""
+    return "bfloat16" if device == "cuda" and gpu_has_bfloat16() else "float32"
 
+
+def read_recipe(args, device):
+    """The recipe of the preset or of --config, with the flags in place."""
+    if args.config is None:
+        parts = parts_of_preset(args, device)
+    else:
+        parts = parts_of_config(args)
     parts["task"] = {**parts["task"], **given(args, task_flags(args))}
     parts["model"] = {**parts["model"], **given(args, MODEL_FLAGS)}
     parts["training"] = {**parts["training"], **given(args, TRAINING_FLAGS)}
+    parts.update(given(args, ("dtype", "seed", "eval_size")))
     if args.exposures is not None:
         if args.steps is not None:
             raise ValueError(f"steps = {args.steps}: exposures sets them; leave one out")
         parts["training"]["steps"] = None
-    rest.update(given(args, ("dtype", "seed", "eval_size")))
-    recipe = make_recipe(parts, preset_name, **rest)
+
+    recipe = make_recipe(**parts)
     if not Config(**recipe.model).has_attention:
         if args.n_head is not None:
             raise ValueError(f"n_head = {args.n_head}: {recipe.model['mixer']} has its own")
         if args.pos not in (None, "nope"):
             raise ValueError(f"pos = {args.pos}: {recipe.model['mixer']} takes no positions")
-    if recipe.dtype == "bfloat16" and device == "cuda" and not has_bfloat16:
+    if device == "cuda" and recipe.dtype == "bfloat16" and not gpu_has_bfloat16():
         raise ValueError("dtype = bfloat16: this GPU has only float32")
-    return recipe, usual_dtype
+    return recipe
+
+
+def parts_of_preset(args, device):
+    if args.task is None:
+        raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
+    preset_name = args.preset
+    if preset_name is None:
+        preset_name = "small" if device == "cuda" else "nano"
+    parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
+    return {**parts, "dtype": usual_dtype(device)}
+
+
+def parts_of_config(args):
+    """What --config's file holds. The flags may only change the training.
+
+    The file also holds values that follow from others, such as vocab_size. A change of task or
+    model would leave those as they are.
+    """
+    flags = list(given(args, ["task", "preset"] + task_flags(args) + MODEL_FLAGS))
+    if flags:
+        name = flags[0].replace("_", "-")
+        raise ValueError(f"config = {args.config}: sets task and model; leave --{name} out")
+    try:
+        config = json.loads(args.config.read_text())
+        parts = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
+        make_recipe(**parts)  # raises an error if a value does not fit
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"config = {args.config}: holds no recipe: {error!r}") from None
+    return parts
 
 
 def task_flags(args):
@@ -447,25 +812,13 @@ def given(args, fields):
     return {field: value for field, value in values.items() if value is not None}
 
 
-def read_config(path):
-    try:
-        config = json.loads(path.read_text())
-        values = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
-        rest = {field: values[field] for field in ("dtype", "seed", "eval_size")}
-        make_recipe(values, values["preset"], **rest)  # raises an error if a value does not fit
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"config = {path}: holds no recipe: {error!r}") from None
-    return values
-
-
 def presets_in_words():
     """For --help."""
     lines = []
     for preset_name, tasks in PRESETS.items():
         lines.append(f"{preset_name} sets:")
         for task_name in tasks:
-            parts = preset_parts(preset_name, task_name)
-            recipe = make_recipe(parts, preset_name, "float32")
+            recipe = make_recipe(**preset_parts(preset_name, task_name))
             lines += [f"  {line}" for line in recipe_in_words(recipe)]
     return "\n".join(lines)
 
@@ -488,28 +841,23 @@ def can_compile_on_cpu():
     return is_new_enough and header.exists() and compiler is not None
 
 
-# Seconds of one core of an Intel Xeon server, torch 2.13, measured by benchmarks/step.py. Compiling
-# attention with Canon layers took 26 for one layer, 41 for three and 55 for five. A compiled step
-# saved 9 ms of 20 on Copy, and 30 ms of 69 on Depo1: 140e-9 and 95e-9 per token, layer and channel.
-COMPILE_SECONDS = 20
-COMPILE_SECONDS_PER_LAYER = 7
-SECONDS_SAVED = 100e-9
+# On one core of an Intel Xeon server, with torch 2.13, compiling attention with Canon layers took
+# 26 seconds for one layer, 41 for three and 55 for five (benchmarks/step.py). It saved 9 ms of a
+# step's 20 on Copy, and 30 of 69 on Depo1: about 1e-7 seconds per token, layer and channel.
+WORTH_COMPILING = 4e8  # tokens times layers times channels
 
 
 def compiling_pays(recipe):
     """Whether a run on a CPU is long enough to win back the time that compiling takes.
 
-    Only the recipe decides, so that a run computes in one way, however often it is resumed. The
-    constants are attention's: linear mixers take up to three times as long to compile, and save
-    more per step.
+    Only the recipe decides, so that a run computes in one way, however often it is resumed.
     """
     model, training = recipe.model, recipe.training
     tokens = training.steps * training.batch_size * model["block_size"]
-    saved = SECONDS_SAVED * tokens * model["n_layer"] * model["d_model"]
-    return saved > COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * model["n_layer"]
+    return tokens * model["n_layer"] * model["d_model"] > WORTH_COMPILING
 
 
-# ---- 3. What a run is called, and what it prints ---------------------------
+# ---- 8. What a run is called, and what it prints ---------------------------
 
 
 def run_name(recipe, usual_dtype):
@@ -537,9 +885,10 @@ def unlike_preset(recipe):
     # A mixer or positions may refuse the preset's sizes. So the usual model has this run's sizes at
     # first, for its other fields to be filled in, and gets the preset's afterwards.
     sizes = {field: model[field] for field in ("n_layer", "n_head", "d_model")}
-    usual_sizes = {field: parts["model"][field] for field in sizes}
+    usual_sizes = with_defaults(Config, parts["model"])
+    usual_sizes = {field: usual_sizes[field] for field in sizes}
     parts["model"] = {**parts["model"], **always_named, **sizes}
-    usual = make_recipe(parts, recipe.preset, recipe.dtype)
+    usual = make_recipe(**parts)
     usual.model.update(usual_sizes)
     found = differences(without_which_text(recipe.task), without_which_text(usual_task))
     found += differences(model, usual.model)
@@ -578,7 +927,7 @@ def describe(options, recipe, task, model, command):
         "run": options.out.name,
         **recipe.as_dict(),
         "preset": recipe.preset,
-        "scores": task.scores,
+        "units": task.units,
         "chance": task.chance,
         "parameters": model.parameter_counts(),
         "command": command,
@@ -616,7 +965,8 @@ def recipe_in_words(recipe):
     task = [f"{field} {value}" for field, value in recipe.task.items() if field not in silent]
     model, training = recipe.model, recipe.training
     layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''}"
-    width, positions = f"{model['d_model']} dims", "no positions"
+    width = f"{model['d_model']} dims"
+    positions = "no positions"
     if Config(**model).has_attention:
         width += f", {model['n_head']} heads"
         positions = model["pos"]
@@ -652,7 +1002,10 @@ def announce(options, recipe, about):
 
 def in_words(task, scores):
     """{score: text}, such as {"k=1": "97%"}."""
-    return {score: score_text(value, task.scores.get(score)) for score, value in scores.items()}
+    texts = {}
+    for name, value in scores.items():
+        texts[name] = score_text(value, task.units.get(name))
+    return texts
 
 
 def print_results(task, model, autocast, scores, costs, seed):
@@ -667,399 +1020,7 @@ def print_results(task, model, autocast, scores, costs, seed):
     print(f"\n{wrapped(example)}")
 
 
-# ---- 4. Data, optimizer, learning rate -------------------------------------
-
-
-@dataclass
-class Batches:
-    """The task's batches by step, for PyTorch's loader.
-
-    Each process of torchrun takes its rows of a batch, in grad_accum micro-batches. The loss of a
-    batch is the mean over all its targets, and that of a micro-batch is the mean over its own. So
-    each micro-batch counts by its share of the targets. Processes average their gradients, hence
-    the factor WORLD.
-    """
-
-    task: object
-    seed: int
-    batch_size: int
-    grad_accum: int
-
-    def __getitem__(self, index):
-        """The batch of step index + 1.
-
-        tokens and mask (grad_accum, rows, block_size + 1); share (grad_accum,)
-        """
-        tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, index, self.batch_size))
-        targets = mask[:, 1:].sum()
-        if targets == 0:
-            raise ValueError(f"step {index + 1}: the task's documents have no targets")
-        tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
-        return tokens, mask, share
-
-
-def load_batches(task, recipe, options, start):
-    """An iterator over the batches after `start` steps; workers, if there are any, draw ahead."""
-    batches = Batches(task, recipe.seed, recipe.training.batch_size, options.grad_accum)
-    loader = DataLoader(
-        batches,
-        batch_size=None,  # each item is a whole batch
-        sampler=range(start, recipe.training.steps),
-        num_workers=options.workers,
-        worker_init_fn=ignore_stop_signals,
-        pin_memory=options.device == "cuda",
-    )
-    return iter(loader)
-
-
-def ignore_stop_signals(worker):
-    """They reach the loader's workers, too, which must live until the checkpoint is saved.
-
-    As Python cannot terminate them any more, `main` kills them at the end.
-    """
-    for number in STOP:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def micro_batches_on(device, batch):
-    """A batch as a list of its micro-batches, each (tokens, mask, share)."""
-    tokens, mask, share = [tensor.to(device, non_blocking=True) for tensor in batch]
-    return list(zip(tokens, mask, share))
-
-
-def adamw(model, training, device):
-    """AdamW. The matrices of Linear and Embedding decay; norms and convolutions do not."""
-    matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
-    learning = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in learning if p in matrices], "weight_decay": training.weight_decay},
-        {"params": [p for p in learning if p not in matrices], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups, lr=training.lr, betas=training.betas, eps=training.eps, fused=device != "mps"
-    )
-
-
-# One of your own is one more entry. Its groups of weights may have learning rates of their own:
-# warm-up and schedule scale each.
-OPTIMIZERS = {"adamw": adamw}
-
-
-def learning_rate(step, peak, training):
-    """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
-    if step <= training.warmup:
-        return peak * step / training.warmup
-    done = (step - 1 - training.warmup) / max(1, training.steps - training.warmup)
-    return peak * SCHEDULES[training.schedule](done)
-
-
-def set_learning_rates(optimizer, peaks, step, training):
-    """peaks: the highest rate of each group of weights, as a group may have its own."""
-    for group, peak in zip(optimizer.param_groups, peaks):
-        group["lr"] = learning_rate(step, peak, training)
-
-
-# ---- 5. One step, and one evaluation ---------------------------------------
-
-LONGEST_GRADIENT = 1.0  # its norm; a longer one is clipped
-
-
-def train_step(model, optimizer, micro_batches, autocast):
-    """Update the weights from a batch. Returns its loss, and the unclipped gradient's norm."""
-    batch_loss = 0.0
-    for number, (tokens, mask, share) in enumerate(micro_batches, 1):
-        exchange = contextlib.nullcontext()
-        if WORLD > 1 and number < len(micro_batches):
-            exchange = model.no_sync()  # processes exchange gradients once, after the last one
-        with exchange:
-            with autocast:
-                _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
-                loss = loss * share
-            loss.backward()
-        batch_loss = batch_loss + loss.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), LONGEST_GRADIENT)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return batch_loss, norm
-
-
-def compiled_and_shared(model, options):
-    """The same weights, compiled and shared between the processes of torchrun, as options say."""
-    if options.compile:
-        torch._dynamo.config.suppress_errors = not options.must_compile
-        model = torch.compile(model)
-    if WORLD > 1:
-        model = nn.parallel.DistributedDataParallel(model)
-    return model
-
-
-def evaluate(task, model, recipe, micro_batches, autocast, step):
-    """The model's scores. Ends the run if what the new weights compute is not finite.
-
-    Scores would not show it: even logits that are NaN have a largest one.
-    """
-    tokens, _, _ = micro_batches[0]
-    model.eval()  # ours has no dropout; a mixer of your own may have some
-    with autocast, torch.no_grad():
-        logits, _ = model(tokens[:, :-1])
-        require_finite(step, {"logits": logits})
-        scores = task.evaluate(model, recipe.seed, recipe.eval_size)
-    model.train()
-    require_finite(step, scores)
-    return scores
-
-
-# ---- 6. Checks, clock and signals ------------------------------------------
-
-
-HOW_TO_GO_ON = "the same command with --resume goes on"
-
-
-class Ended(Exception):
-    """The run ends before its last step: a line for the user, and the exit status."""
-
-    def __init__(self, message, status):
-        super().__init__(message)
-        self.status = status
-
-
-@torch.no_grad()
-def require_causal(model):
-    """End the run if a layer sees later tokens, which makes every task easy, or if the model
-    computes something else when a text comes in pieces.
-
-    The beginning of a sequence must have the same logits alone as in the whole. So must the whole
-    in two pieces. A layer whose weights are zero at the start adds nothing, so it passes unseen.
-    """
-    config, state = model.config, {}
-    model.eval()
-    length = min(config.block_size, 128)  # longer than the chunks of our linear mixers
-    cut = math.ceil(2 * length / 3)  # not where such a chunk ends
-    tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
-    whole, _ = model(tokens)
-    alone, _ = model(tokens[:, :cut])
-    stream = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
-    model.train()
-    where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
-    if not relative_error(alone, whole[:, :cut]) < 1e-4:
-        raise Ended(f"{where}: a layer looks ahead", status=2)
-    if not relative_error(torch.cat(stream, dim=1), whole) < 1e-4:
-        reason = "a layer does not keep in state[self] what it needs"
-        raise Ended(f"{where}: {reason}", status=2)
-
-
-def require_finite(step, values):
-    """End the run if a number, a tensor or a list of tensors in {name: value} is not finite."""
-    for name, value in values.items():
-        tensors = value if isinstance(value, list) else [value]
-        if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
-            advice = "Start again with a smaller --lr"
-            raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
-
-
-class Clock:
-    """Where the time goes between two lines of the log."""
-
-    def __init__(self, step, seconds, tokens_per_step):
-        """seconds: what the run took before it was resumed."""
-        self.began = time.perf_counter() - seconds
-        self.tokens_per_step = tokens_per_step
-        self.restart(step)
-
-    def restart(self, step):
-        self.step, self.waited = step, 0.0
-        self.restarted = time.perf_counter()
-
-    def seconds(self):
-        return time.perf_counter() - self.began
-
-    def wait_for(self, batches):
-        """The next batch; the time until it is there counts as waiting."""
-        asked = time.perf_counter()
-        batch = next(batches)
-        self.waited += time.perf_counter() - asked
-        return batch
-
-    def lap(self, step):
-        """tokens since the start; tokens per second and the share of waiting since `restart`."""
-        took = time.perf_counter() - self.restarted
-        return {
-            "tokens": step * self.tokens_per_step,
-            "tokens_per_s": round((step - self.step) * self.tokens_per_step / took),
-            "data_share": round(self.waited / took, 4),
-        }
-
-
-class StopSignals:
-    """Notes the signals that ask to stop: Ctrl-C, a batch system's, a closed terminal's.
-
-    A second Ctrl-C kills, except under torchrun, which repeats the first one.
-    """
-
-    def __enter__(self):
-        self.requested = None  # the first signal's number
-        self.before = {}
-        for number in STOP:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                self.before[number] = signal.signal(number, self.note)
-        return self
-
-    def note(self, number, frame):
-        if self.requested is None:
-            self.requested = number
-            if RANK == 0:
-                with contextlib.suppress(OSError):  # the terminal may be closed
-                    os.write(2, b"\ntrain.py: saving, then stopping\n")
-        if number == signal.SIGINT and WORLD == 1:
-            signal.signal(number, self.before[number])  # this Ctrl-C is noted; the next one kills
-
-    @property
-    def number(self):
-        return self.requested or signal.SIGTERM  # if only another process was asked
-
-    @property
-    def name(self):
-        return signal.Signals(self.number).name
-
-    @property
-    def at_once(self):
-        """Whether to stop after this very step. Processes of torchrun have to agree first."""
-        return self.requested is not None and WORLD == 1
-
-    def __exit__(self, *error):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
-def over_all_processes(loss, requested):
-    """The loss, averaged over the processes, and whether any of them was asked to stop.
-
-    Then all stop, after the same step.
-    """
-    values = torch.stack([loss, torch.full_like(loss, float(requested is not None))])
-    if WORLD > 1:
-        torch.distributed.all_reduce(values)
-    return values[0].item() / WORLD, values[1].item() > 0
-
-
-# ---- 7. The run ------------------------------------------------------------
-
-LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
-
-
-def train(options, recipe, command, stop):
-    """One run, from its first line on the screen to its last."""
-    device, training = options.device, recipe.training
-    torch.manual_seed(recipe.seed)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
-
-    # What learns, what it learns, and what updates it.
-    task = make_task(**recipe.task, run_seed=recipe.seed)
-    model = CanonGPT(Config(**recipe.model)).to(device)
-    require_causal(model)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
-    fast_model = compiled_and_shared(model, options)  # has the same weights
-    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume loads a later step's
-    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
-
-    # The run's folder. A new run saves step 0; with --resume, it goes on from the checkpoint.
-    about = describe(options, recipe, task, model, command)
-    run = Run(options.out, about, options.resume, writes=RANK == 0)
-    start, seconds = 0, 0.0
-    if options.resume:
-        start, seconds = run.restore(model, optimizer, training)
-        if run.finished:
-            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
-    else:
-        run.save(model, optimizer, start, seconds)
-    announce(options, recipe, about)
-
-    batches = load_batches(task, recipe, options, start)
-    clock = Clock(start, seconds, training.batch_size * task.block_size)
-    scores = {}  # the last ones
-    with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
-        for step in range(start + 1, training.steps + 1):  # counted from 1
-            # Update the weights.
-            set_learning_rates(optimizer, peaks, step, training)
-            micro_batches = micro_batches_on(device, clock.wait_for(batches))
-            loss, norm = train_step(fast_model, optimizer, micro_batches, autocast)
-            if step == start + 1:
-                bar.unpause()  # the first step may compile, and says nothing about the next ones
-            bar.update()
-
-            # Most steps end here: reading the loss would wait for the GPU.
-            evaluating = step % options.eval_every == 0 or step == training.steps
-            logging = step % LOG_EVERY == 0 or evaluating
-            if not (logging or stop.at_once):
-                continue
-            mean_loss, stopping = over_all_processes(loss, stop.requested)
-            weights = list(model.parameters())
-            require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
-
-            # Log this batch's loss, and now and then the scores.
-            if logging:
-                line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
-                line["lr"] = optimizer.param_groups[0]["lr"]
-                if evaluating:
-                    scores = evaluate(task, model, recipe, micro_batches, autocast, step)
-                    line["eval"] = scores
-                run.log(line)
-                shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
-                bar.set_postfix(shown, refresh=False)
-
-            # Save, the log included. Stop if asked to; after the last step, finish instead.
-            if evaluating or stopping:
-                run.save(model, optimizer, step, clock.seconds())
-            if stopping and step < training.steps:
-                run.log({"step": step, "stopped": stop.name})
-                reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
-                raise Ended(reason, status=128 + stop.number)
-            clock.restart(step)
-
-    # What it cost, and one instance with the model's answers. The scores are the log's: a run that
-    # was killed after its last step, and resumed, has not been through the loop.
-    scores = run.lines[-1]["eval"]
-    costs = costs_of(run, model, options, clock)
-    run.log({"step": training.steps, "eval": scores, **costs, "final": True})
-    run.save(model, optimizer, training.steps, clock.seconds())
-    print_results(task, model, autocast, scores, costs, recipe.seed)
-
-
-# ---- 8. What it cost, and how it ends --------------------------------------
-
-# of dense bfloat16 products, from NVIDIA's data sheets
-FLOPS_PER_SECOND = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
-
-
-def costs_of(run, model, options, clock):
-    """Time, and on a GPU memory and the share of its peak, the medians over the log."""
-    lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
-    rate = statistics.median(line["tokens_per_s"] for line in lines)
-    costs = {
-        "seconds": round(clock.seconds(), 1),
-        "tokens_per_s": round(rate),
-        "step_ms": round(1e3 * clock.tokens_per_step / rate, 3),
-        "data_share": round(statistics.median(line["data_share"] for line in lines), 4),
-    }
-    if options.device == "cuda":
-        costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-        for gpu, peak in FLOPS_PER_SECOND.items():
-            if re.search(rf"\b{gpu}\b", torch.cuda.get_device_name()):
-                costs["mfu"] = round(flops_per_token(model) * rate / peak / WORLD, 4)
-                break
-    return costs
-
-
-def flops_per_token(model):
-    """Of training: 6 for each weight of a matrix (a product and a sum, once forward, twice back),
-    and in attention 12 for each channel and token that it looks at, T/2 on average."""
-    config = model.config
-    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attention_layers = sum(isinstance(m, Attention) for m in model.modules())
-    return 6 * weights + 12 * attention_layers * config.d_model * config.block_size // 2
+# ---- 9. Where everything begins -------------------------------------------
 
 
 def main(argv=None, program=__file__):

@@ -118,7 +118,7 @@ def seconds(f, device):
 def compare(bench, name, preset, batch_size, compiled, models, rounds, baseline="without Canon"):
     """Rows for these models at the size of a task's preset, beside a baseline."""
     torch._dynamo.reset()
-    recipe = train.make_recipe(train.preset_parts(preset, name), preset, "float32")
+    recipe = train.make_recipe(**train.preset_parts(preset, name))
     task = make_task(**recipe.task)
     device, sizes = bench.device, recipe.model
     batches = []

@@ -14,7 +14,7 @@ from canon_gpt import MIXERS, LinearMixer, canon_at, heads
 
 
 class Retention(LinearMixer):
-    size = 4  # its matrices hold 4 D^2 parameters; the MLP gets the other 8
+    budget = 4  # its matrices hold 4 D^2 parameters; the MLP gets the other 8
     n_head = 4
 
     def __init__(self, config):

@@ -48,7 +48,7 @@ def with_made_scores(run):
 
     and with "main", the name of its task's main score: for a task of one's own its first score.
     """
-    task, units = run["task"]["name"], dict(run["scores"])
+    task, units = run["task"]["name"], dict(run["units"])
     main = MAIN_SCORES.get(task, list(run["evals"][-1]["eval"])[0])
     evals, steps_to_first = [], math.inf
     for evaluation in run["evals"]:
@@ -69,7 +69,7 @@ def with_made_scores(run):
             scores[f"{task}: {main}"] = scores[main]
         evals.append({"step": step, "eval": scores})
     units[f"{task}: {main}"] = units.setdefault(main, "")
-    return {**run, "evals": evals, "scores": units, "main": main}
+    return {**run, "evals": evals, "units": units, "main": main}
 
 
 def hops_mastered(scores, hops):
@@ -149,7 +149,7 @@ def seeds_of(runs, model, score):
     seeds = Seeds(model, score, [last_score(run, score) for run in runs])
     if not runs:
         return seeds
-    seeds.unit = runs[0]["scores"].get(score)
+    seeds.unit = runs[0]["units"].get(score)
     if seeds.unit == "share":
         seeds.chance = (runs[0]["chance"] or 0) + MARGIN
     else:

@@ -30,7 +30,7 @@ class Comparison:
     tasks: tuple
     models: dict  # {name: train.py's flags}, in the order of drawing
     figure: Callable  # (groups, scores, title) -> figure; groups: {name: its runs}
-    scores: list  # that the figure shows; "k=" stands for k=1, k=2 and so on
+    scores: list  # of the tables, and handed to `figure`; "k=" stands for k=1, k=2 and so on
     title: Callable  # groups -> what was found
     twice_the_steps: tuple = ()  # the models that train for twice the preset's steps
     half_the_width: tuple = ()  # the tasks whose models have half of the preset's width
@@ -70,10 +70,10 @@ TASKS_SCORES = [f"{task}: {MAIN_SCORES[task]}" for task in SYNTHETIC_TASKS]
 
 def typical(groups, model, score):
     """The median over the model's seeds, in print; "?" if there are none."""
-    runs = [run for run in groups.get(model, []) if score in run["scores"]]
+    runs = [run for run in groups.get(model, []) if score in run["units"]]
     if not runs:
         return "?"
-    return score_text(median(plot.last_scores(runs, score)), runs[0]["scores"][score])
+    return score_text(median(plot.last_scores(runs, score)), runs[0]["units"][score])
 
 
 def hops_asked(groups):
@@ -81,7 +81,7 @@ def hops_asked(groups):
     asked = set()
     for runs in groups.values():
         for run in runs:
-            for score in run["scores"]:
+            for score in run["units"]:
                 if score.startswith("k="):
                     asked.add(int(score.removeprefix("k=")))
     return sorted(asked)

@@ -147,7 +147,7 @@ def model_of(recipe):
     text it was, as `on_one_text` sees to that.
     """
     task = {name: value for name, value in recipe["task"].items() if name not in WHICH_TEXT}
-    training = run_folders.with_defaults(train.Training, recipe["training"])
+    training = dict(recipe["training"])
     del training["lr"]
     parts = {"task": task, "model": recipe["model"], "dtype": recipe["dtype"]}
     return json.dumps({**parts, "training": training}, sort_keys=True)
@@ -176,7 +176,7 @@ def best_rate(rates):
         ends, before = [], [0]
         for run in runs:
             main = run["main"]
-            sign = -1 if run["scores"][main] in LESS_IS_BETTER else 1
+            sign = -1 if run["units"][main] in LESS_IS_BETTER else 1
             values = plot.values_by_step(run, main).values()
             scores = [sign * value for value in values]
             ends.append(scores[-1])
@@ -403,7 +403,7 @@ def scores_shown(wanted, groups):
     there = {}
     for runs in groups.values():
         for run in runs:
-            there.update(run["scores"])
+            there.update(run["units"])
     shown = []
     for score in wanted:
         if score == "k=":
