@@ -63,7 +63,8 @@ class Training:
 
 @dataclass
 class Recipe:
-    """Everything that makes a run what it is. config.json holds it, and --config takes it back."""
+    """What makes a run what it is, and the preset's name. config.json holds it; --config takes it
+    back."""
 
     preset: str
     task: dict  # its name, and all its parameters

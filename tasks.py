@@ -110,28 +110,30 @@ class Task:
         raise NotImplementedError
 
     def batch(self, seed, step, batch_size):
-        """A step's training windows: tokens (int64) and mask (bool), (batch_size, block_size + 1).
+        """The training windows of a step, counted from 0.
+
+        tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
 
         Each starts with a new document and cuts its last one off. They depend on the arguments
         alone: every model, resumed run and loader worker sees the same.
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1
-        text = Document()  # all windows, one after the other
+        windows = Document()  # all of them, one after the other
         drawn_documents, drawn_tokens = 0, 0
         count = 2 * batch_size
-        while len(text.tokens) < batch_size * width:
+        while len(windows.tokens) < batch_size * width:
             for document in self.documents(rng, count):
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
-                room = width - len(text.tokens) % width  # in the last window
-                text.extend(document, room)
-                if len(text.tokens) == batch_size * width:
+                room = width - len(windows.tokens) % width  # in the last window
+                windows.extend(document, room)
+                if len(windows.tokens) == batch_size * width:
                     break
-            windows_missing = batch_size - len(text.tokens) // width
+            windows_missing = batch_size - len(windows.tokens) // width
             count = documents_for(windows_missing, width, drawn_tokens / drawn_documents)
-        tokens = np.array(text.tokens, dtype=np.int64)
-        return tokens.reshape(batch_size, width), text.mask().reshape(batch_size, width)
+        tokens = np.array(windows.tokens, dtype=np.int64)
+        return tokens.reshape(batch_size, width), windows.mask().reshape(batch_size, width)
 
     def evaluate(self, model, seed, n):
         """{score: float} on n documents, the same at each evaluation of a run: the shares of whole

@@ -51,14 +51,14 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 
 # ---- 1. Recipes and presets ------------------------------------------------
 #
-# A recipe is everything that makes a run what it is: task, model and training (Recipe and Training
-# are in runs.py). A preset scales the three together: `nano` for two CPU cores and minutes, `small`
-# for one GPU (where it has not run yet), `paper` for the paper's own numbers (Depo0, our addition,
-# has Depo1's).
+# A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
+# and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
+# minutes, `small` for one GPU (where it has not run yet), `paper` for the paper's own numbers
+# (Depo0, our addition, has Depo1's).
 
 
 def cosine(done):
-    """From 1 down to a tenth, while `done` goes from 0 to 1."""
+    """From 1 down to a tenth. `done` is the share of the steps after warm-up that are over."""
     return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
 
 
@@ -73,7 +73,7 @@ SCHEDULES = {"cosine": cosine, "linear": linear}
 
 @dataclass
 class Options:
-    """Where and how to run: nothing here changes what is learnt."""
+    """Where and how to run. None of it is part of the recipe."""
 
     device: str
     out: Path
@@ -99,7 +99,8 @@ TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 def preset(model, task=None, **training):
     """One entry of PRESETS: fields of Config, parameters of the task, fields of Training.
 
-    What is left out has its default.
+    What is left out has the default of Config (canon_gpt.py), of Training (runs.py: 1,000 steps of
+    warm-up, weight decay 0.03, cosine) or of the task's constructor (tasks.py).
     """
     return {"task": task or {}, "model": model, "training": training}
 
@@ -167,7 +168,7 @@ NOT_IN_THE_PAPER = ("text",)
 
 
 def preset_parts(preset_name, task_name):
-    """What make_recipe takes: preset, task, model and training.
+    """What make_recipe takes: preset_name, task, model and training.
 
     Raises ValueError if there is no such preset.
     """
@@ -176,13 +177,13 @@ def preset_parts(preset_name, task_name):
     if preset_name == "paper" and task_name in NOT_IN_THE_PAPER:
         raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
     parts = PRESETS[preset_name].get(task_name, OWN_TASK[preset_name])
-    return {**parts, "preset": preset_name, "task": {"name": task_name, **parts["task"]}}
+    return {**parts, "preset_name": preset_name, "task": {"name": task_name, **parts["task"]}}
 
 
 EVAL_SIZE = 512  # instances
 
 
-def make_recipe(preset, task, model, training, dtype="float32", seed=0, eval_size=EVAL_SIZE):
+def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eval_size=EVAL_SIZE):
     """A recipe in which every parameter has its value.
 
     task, model, training: dicts, such as an entry of PRESETS has; what is left out has its default
@@ -197,7 +198,7 @@ def make_recipe(preset, task, model, training, dtype="float32", seed=0, eval_siz
     if training.steps is None:
         training.steps = task.steps(training.batch_size)
     model = Config(**{**model, "vocab_size": task.vocab_size, "block_size": task.block_size})
-    return Recipe(preset, task.settings, vars(model), training, dtype, seed, eval_size)
+    return Recipe(preset_name, task.settings, vars(model), training, dtype, seed, eval_size)
 
 
 # ---- 2. Data, optimizer, learning rate -------------------------------------
@@ -221,16 +222,17 @@ class Batches:
     def __getitem__(self, index):
         """The batch of step index + 1, drawn by the task (tasks.py, Task.batch).
 
-        tokens and mask (grad_accum, rows, block_size + 1); share (grad_accum,)
+        tokens and loss_mask (grad_accum, rows, block_size + 1); share (grad_accum,)
         """
-        tokens, mask = map(torch.from_numpy, self.task.batch(self.seed, index, self.batch_size))
-        targets = mask[:, 1:].sum()
-        if targets == 0:
+        batch = self.task.batch(self.seed, index, self.batch_size)
+        tokens, loss_mask = map(torch.from_numpy, batch)
+        target_count = loss_mask[:, 1:].sum()
+        if target_count == 0:
             raise ValueError(f"step {index + 1}: the task's documents have no targets")
         tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        mask = mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        share = mask[:, :, 1:].sum((1, 2)) * WORLD / targets
-        return tokens, mask, share
+        loss_mask = loss_mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
+        share = loss_mask[:, :, 1:].sum((1, 2)) * WORLD / target_count
+        return tokens, loss_mask, share
 
 
 def load_batches(task, recipe, options, start):
@@ -248,7 +250,7 @@ def load_batches(task, recipe, options, start):
 
 
 def ignore_stop_signals(worker):
-    """They reach the loader's workers, too, which must live until the checkpoint is saved.
+    """Stop signals reach the loader's workers, too, which must live until the checkpoint is saved.
 
     As Python cannot terminate them any more, `main` kills them at the end.
     """
@@ -257,13 +259,13 @@ def ignore_stop_signals(worker):
 
 
 def micro_batches_on(device, batch):
-    """A batch as a list of its micro-batches, each (tokens, mask, share)."""
-    tokens, mask, share = [tensor.to(device, non_blocking=True) for tensor in batch]
-    return list(zip(tokens, mask, share))
+    """A batch as a list of its micro-batches, each (tokens, loss_mask, share)."""
+    tokens, loss_mask, share = [tensor.to(device, non_blocking=True) for tensor in batch]
+    return list(zip(tokens, loss_mask, share))
 
 
 def weight_groups(model, training):
-    """The matrices of Linear and Embedding decay; norms and convolutions do not."""
+    """The matrices of Linear and Embedding decay; nothing else does."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     learning = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -297,23 +299,23 @@ def learning_rate(step, peak, training):
 
 # ---- 3. One step, and one evaluation ---------------------------------------
 
-LONGEST_GRADIENT = 1.0  # its norm; a longer one is clipped
+MAX_GRADIENT_NORM = 1.0  # longer gradients are clipped
 
 
 def train_step(model, optimizer, micro_batches, autocast):
     """Update the weights from a batch. Returns its loss, and the unclipped gradient's norm."""
     batch_loss = 0.0
-    for number, (tokens, mask, share) in enumerate(micro_batches, 1):
+    for number, (tokens, loss_mask, share) in enumerate(micro_batches, 1):
         exchange = contextlib.nullcontext()
         if WORLD > 1 and number < len(micro_batches):
             exchange = model.no_sync()  # processes exchange gradients once, after the last one
         with exchange:
             with autocast:
-                _, loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+                _, loss = model(tokens[:, :-1], tokens[:, 1:], loss_mask[:, 1:])
                 loss = loss * share
             loss.backward()
         batch_loss = batch_loss + loss.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), LONGEST_GRADIENT)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return batch_loss, norm
@@ -423,7 +425,7 @@ def train(options, recipe, command, stop):
             if stopping and step < training.steps:
                 run.log({"step": step, "stopped": stop.name})
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
-                raise Ended(reason, status=128 + stop.number)
+                raise Ended(reason, status=128 + stop.number)  # as shells count
             clock.restart(step)
 
     # What it cost, and one instance with the model's answers. The scores are the log's: a run that
@@ -634,7 +636,7 @@ def make_parser():
     add("--canon-type", help=", ".join(CANONS))
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
     add("--canon-residual", action=on_off, help="a Canon layer adds its input (default: on)")
-    add("--canon-silu", action=on_off, help="apply SiLU after the Canon layer (default: off)")
+    add("--canon-silu", action=on_off, help="apply SiLU to what a Canon layer adds (default: off)")
     add("--canon-frozen", action=on_off, help="Canon layers keep their random initial weights")
     add("--short-conv", action=on_off, help="a linear mixer's own convolution (default: on with "
         "mamba2 and gdn, where there is no Canon-B)")  # fmt: skip
@@ -709,7 +711,7 @@ def read_options(args, device, recipe):
     if args.out == "":
         raise ValueError("out = '': name a folder")
     if args.out is None:
-        out = Path("out", run_name(recipe, usual_dtype(device)))
+        out = Path("out", run_name(recipe, default_dtype(device)))
     else:
         out = Path(args.out)
 
@@ -741,7 +743,7 @@ def read_options(args, device, recipe):
     )
 
 
-def usual_dtype(device):
+def default_dtype(device):
     """bfloat16 on a GPU that has it, otherwise float32."""
     return "bfloat16" if device == "cuda" and gpu_has_bfloat16() else "float32"
 
@@ -779,11 +781,11 @@ def parts_of_preset(args, device):
     if preset_name is None:
         preset_name = "small" if device == "cuda" else "nano"
     parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
-    return {**parts, "dtype": usual_dtype(device)}
+    return {**parts, "dtype": default_dtype(device)}
 
 
 def parts_of_config(args):
-    """What --config's file holds. The flags may only change the training.
+    """What --config's file holds. Flags may not change its task and model.
 
     The file also holds values that follow from others, such as vocab_size. A change of task or
     model would leave those as they are.
@@ -794,7 +796,8 @@ def parts_of_config(args):
         raise ValueError(f"config = {args.config}: sets task and model; leave --{name} out")
     try:
         config = json.loads(args.config.read_text())
-        parts = {part: config[part] for part in ("preset", *RECIPE_PARTS)}
+        parts = {part: config[part] for part in RECIPE_PARTS}
+        parts["preset_name"] = config["preset"]
         make_recipe(**parts)  # raises an error if a value does not fit
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config = {args.config}: holds no recipe: {error!r}") from None
@@ -973,7 +976,7 @@ def recipe_in_words(recipe):
     canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
     rate = f"learning rate {training.lr:g} after {training.warmup:,} steps of warm-up"
     rate += f", then {training.schedule}"
-    if training.warmup >= training.steps:
+    if training.warmup > training.steps:
         rate = f"learning rate {training.lr:g} not reached: --warmup is {training.warmup:,} steps"
     return [
         f"{recipe.task['name']}: {', '.join(task)}",

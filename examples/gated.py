@@ -1,4 +1,4 @@
-"""A Canon layer of your own: each channel gates what its neighbours add by its own input.
+"""A Canon layer of your own: each channel gates by its own input what Canon adds.
 
 python examples/gated.py --task copy --canon abcd --canon-type gated
 """

@@ -18,13 +18,11 @@ class Reverse(Copy):
         super().__init__(N, block_size)
 
     def documents(self, rng, count):
-        found = []
         for document in super().documents(rng, count):
             numbers = document.tokens[1 : self.N + 1]
             backward = Document([self.bos, *numbers, self.query])
             backward.ask(numbers[::-1])  # what is asked counts in the loss
-            found.append(backward)
-        return found
+            yield backward
 
 
 TASKS["reverse"] = Reverse

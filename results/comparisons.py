@@ -180,7 +180,7 @@ def tasks_title(groups):
     rope, tasks = lifted(groups, "RoPE")
     nope, _ = lifted(groups, "NoPE")
     if rope == nope == tasks:
-        return f"Canon raises the score on all {tasks} tasks, with positions and without"
+        return f"Canon raises the score on each of {tasks} tasks, with positions and without"
     return f"Canon raises the score on {rope} of {tasks} tasks with positions, on {nope} without"
 
 
@@ -188,10 +188,10 @@ def text_title(groups):
     canon_bits = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
     longer_bits = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
     if canon_bits and longer_bits and min(longer_bits) > max(canon_bits):
-        return "On real text, not even twice the steps make up for Canon"
+        return "On Python's source code, Canon helps more than training twice as long"
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")
-    return f"A byte of real text costs a rotary model {rope} bits, with Canon {with_canon}"
+    return f"A byte of text costs a rotary model {rope} bits, with Canon {with_canon}"
 
 
 def lifted(groups, model):
@@ -270,7 +270,9 @@ def draw_tasks(groups, scores, title):
 
 
 def draw_text(groups, scores, title):
-    return plot.curves(in_plain_names(groups), scores, title)
+    """All but the deeper model, whose curve lies on that of "RoPE"."""
+    shown = {model: runs for model, runs in groups.items() if model != "RoPE, one more layer"}
+    return plot.curves(in_plain_names(shown), scores, title)
 
 
 COMPARISONS = {
