@@ -77,6 +77,7 @@ from canon_gpt import (
     Mamba2,
     canon_by_hand,
     chunked_linear_attention,
+    distances,
     heads,
     linear_recurrence,
     rotary_angles,
@@ -666,6 +667,26 @@ def test_attention_keeps_keys_and_values_only(pos):
         for name, tensor in zip(("keys", "values"), state[layer], strict=True):
             kept, expected = tensor.untyped_storage().nbytes(), 4 * 3 * T * 16
             assert kept == expected, f"{name} keep {kept} bytes, expected {expected}: a view?"
+
+
+class Window(Attention):
+    """Each head sees the three nearest tokens, itself included: examples/README.md."""
+
+    def mask(self, T, S, like):
+        back = distances(T, S, like.device)
+        hidden = (back < 0) | (back >= 3)
+        return torch.zeros(T, S, dtype=like.dtype).masked_fill(hidden, -math.inf)
+
+
+def test_attention_with_a_mask_of_ones_own():
+    layer = Window(Config(1, 40, n_head=2, d_model=16, pos="nope"))
+    x = torch.randn(1, 9, 16)
+    y = layer(x)
+    assert_same("a window in pieces", streamed(layer, x, (4, 1, 4))[0], y)
+    changed = x.clone()
+    changed[0, 2] += 1
+    moved = (layer(changed) - y).abs().amax(-1)[0] > 0
+    assert moved.tolist() == [False, False, True, True, True, False, False, False, False]
 
 
 @parametrize("mlp", ("swiglu", "swiglu-relu2", "silu", "relu2"))
@@ -2780,10 +2801,12 @@ def test_a_run_older_than_a_field_has_its_default(here):
     torch.save(saved, "run/ckpt.pt")
     path = Path("run/config.json")
     config = json.loads(path.read_text())
-    del config["model"]["canon_frozen"]
+    del config["model"]["canon_frozen"], config["training"]["schedule"]
+    config["scores"] = config.pop("units")  # what older runs call them
     path.write_text(json.dumps(config))
     (run,), problems = run_folders.read_all(["run"])
     assert not problems and run["model"]["canon_frozen"] is False
+    assert run["training"]["schedule"] == "cosine" and run["units"]["tokens"] == "share"
     train.main(tiny("--steps 20 --eval-every 5 --resume"))
 
 

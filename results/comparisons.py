@@ -180,7 +180,7 @@ def tasks_title(groups):
     rope, tasks = lifted(groups, "RoPE")
     nope, _ = lifted(groups, "NoPE")
     if rope == nope == tasks:
-        return f"Canon raises the score on each of {tasks} tasks, with positions and without"
+        return f"Canon raises the score on each of these {tasks} tasks"
     return f"Canon raises the score on {rope} of {tasks} tasks with positions, on {nope} without"
 
 
@@ -188,7 +188,7 @@ def text_title(groups):
     canon_bits = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
     longer_bits = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
     if canon_bits and longer_bits and min(longer_bits) > max(canon_bits):
-        return "On Python's source code, Canon helps more than training twice as long"
+        return "On Python source code, Canon beats training twice as long"
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")
     return f"A byte of text costs a rotary model {rope} bits, with Canon {with_canon}"
