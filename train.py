@@ -540,7 +540,7 @@ class StopSignals:
                 with contextlib.suppress(OSError):  # the terminal may be closed
                     os.write(2, b"\ntrain.py: saving, then stopping\n")
         if number == signal.SIGINT and WORLD == 1:
-            signal.signal(number, signal.SIG_DFL)  # this Ctrl-C is noted; the next one kills
+            signal.signal(number, self.before[number])  # this one is noted; the next one kills
 
     @property
     def number(self):
@@ -1094,4 +1094,6 @@ def out_of_memory(error):
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C leaves no traceback
     main()
