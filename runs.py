@@ -416,7 +416,11 @@ def checked(run):
         run["units"] = run.pop("scores")
     if "units" not in run:  # written before runs said so
         task = make_task(**run["task"])
-        run["units"], run["chance"] = dict(task.units), task.chance
+        scored = set()
+        for evaluation in run["evals"]:
+            scored.update(evaluation["eval"])
+        run["units"] = {score: unit for score, unit in task.units.items() if score in scored}
+        run["chance"] = task.chance
     require_kinds(run, {"units": dict, "chance": (int, float, type(None))})
     for evaluation in run["evals"]:
         require_kinds(evaluation, {"step": int, "eval": dict})
