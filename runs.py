@@ -87,7 +87,7 @@ class Recipe:
 
 
 # The parts that make a run what it is. --resume must find them unchanged.
-RECIPE_PARTS = ("task", "model", "training", "dtype", "seed", "eval_size")
+RECIPE_PARTS = [field.name for field in dataclasses.fields(Recipe) if field.name != "preset"]
 
 
 # ---- 2. A checkpoint -------------------------------------------------------

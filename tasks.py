@@ -265,12 +265,11 @@ def permutations(rng, count, n):
 class Depo(Task):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
     questions = 10  # in an instance, or n if it has fewer nodes
-    scored_hops = (1, 2, 3, 4, 8, 16, 32, 64, 128)  # those below K, and K
 
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        require_range("K", K, 1, min(N - 1, 256))
+        require_range("K", K, 1, min(N - 1, 256))  # an instance can ask all scored k
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge = 2 * self.words.longest + (1 if separator else 0)
@@ -286,7 +285,9 @@ class Depo(Task):
             self.separator = (self.vocab_size,)
             self.vocabulary.append(",")
 
-        self.hops = [k for k in self.scored_hops if k < K] + [K]  # the scored k
+        self.hops = powers_of_two(K)  # the scored k
+        if K > 3:
+            self.hops.insert(2, 3)
         self.units = {f"k={k}": "share" for k in self.hops}
         self.chance = 1 / (N - 1)  # another node of the cycle
 

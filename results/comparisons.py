@@ -241,13 +241,13 @@ def in_plain_names(groups):
 def draw_hops(groups, scores, title):
     """How many hops each run masters, beside an instance of the task.
 
-    Three hops are not scored. So a run that masters two, but not four, may master three.
+    Older runs are not scored at three. Then one that masters two, but not four, may master three.
     """
     columns = {0: "none"}
     scored = hops_asked(groups)
     for hops in scored:
         columns[hops] = "1 arrow" if hops == 1 else f"{hops} arrows"
-    if 2 in scored and 4 in scored:
+    if 2 in scored and 4 in scored and 3 not in scored:
         columns[2] = "2 or 3 arrows"
     return plot.dots(in_plain_names(groups), "hops mastered", columns, title, beside=HOPS_TASK)
 
