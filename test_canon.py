@@ -2476,24 +2476,46 @@ posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX signals")
 ENDLESS = "--steps 1000000 --eval-every 500000"
 
 
-def start(*command, runs=1):
-    """A process, when so many of its trainings have logged a line."""
-    pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([sys.executable, *command], start_new_session=True, **pipes)
-    while sum(path.stat().st_size > 0 for path in Path().rglob("metrics.jsonl")) < runs:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-    return process
+def heed_ctrl_c():
+    """A shell starts programs in the background so that they ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def in_the_background(*command, runs=1):
+    """A process, once so many of its trainings have logged a line.
+
+    Whatever happens in the block, neither it nor its children outlive it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
+    )
+    try:
+        while sum(path.stat().st_size > 0 for path in Path().rglob("metrics.jsonl")) < runs:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()  # torchrun ends its processes, which are not of this group
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=60)
+        with contextlib.suppress(ProcessLookupError):  # usually all have ended
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @posix
 def test_sigterm_to_all_processes_saves_and_no_second_run_gets_in(ends, monkeypatch):
     """Batch systems signal the loader's workers, too. Until then the folder is locked."""
     monkeypatch.setattr(train, "train_step", pytest.fail)
-    process = start(HERE / "train.py", *tiny(ENDLESS + " --workers 2"))
-    ends(tiny(ENDLESS + " --resume"), "run is in use", training=True)
-    os.killpg(process.pid, signal.SIGTERM)
-    assert "--resume goes on" in process.communicate(timeout=120)[1].splitlines()[-1]
+    with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
+        ends(tiny(ENDLESS + " --resume"), "run is in use", training=True)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert "--resume goes on" in process.communicate(timeout=120)[1].splitlines()[-1]
     assert process.returncode == 128 + signal.SIGTERM
     assert logged("run")[-1]["step"] == checkpoint("run")["step"] >= 20
 
@@ -2505,16 +2527,17 @@ def children(pid):
 
 @posix
 def test_a_killed_run_leaves_no_lock_and_a_killed_worker_ends_its_run(here):
-    process = start(HERE / "train.py", *tiny(ENDLESS + " --workers 2"))
-    process.kill()
-    process.communicate(timeout=120)
-    process = start(HERE / "train.py", *tiny(ENDLESS + " --workers 2 --resume"))
-    while len(children(process.pid)) < 2:  # PyTorch is still loading
-        assert process.poll() is None
-        time.sleep(0.1)
-    os.kill(children(process.pid)[0], signal.SIGKILL)
-    process.communicate(timeout=120)
-    assert process.returncode == 1
+    flags = tiny(ENDLESS + " --workers 2")
+    with in_the_background(HERE / "train.py", *flags) as first:
+        first.kill()
+        first.communicate(timeout=120)
+        with in_the_background(HERE / "train.py", *flags, "--resume") as second:
+            while len(children(second.pid)) < 2:  # PyTorch is still loading
+                assert second.poll() is None
+                time.sleep(0.1)
+            os.kill(children(second.pid)[0], signal.SIGKILL)
+            second.communicate(timeout=120)
+            assert second.returncode == 1
 
 
 BROKEN_TASK = """
@@ -2840,9 +2863,10 @@ def test_two_processes_train_as_one_does(here):
     flags = "--task depo --preset nano --canon ac --device cpu --no-compile --batch-size 6"
     flags = f"{flags} --eval-size 16 {ENDLESS} --out".split()
     torchrun = "-m torch.distributed.run --standalone --nproc_per_node=2".split()
-    process = start(*torchrun, HERE / "train.py", *flags, "run", "--grad-accum", "3")
-    process.terminate()
-    assert process.communicate(timeout=120)[1].count("--resume goes on") == 1
+    words = [*torchrun, HERE / "train.py", *flags, "run", "--grad-accum", "3"]
+    with in_the_background(*words) as process:
+        process.terminate()
+        assert process.communicate(timeout=120)[1].count("--resume goes on") == 1
     steps = checkpoint("run")["step"]
     assert json.loads(Path("run/config.json").read_text())["processes"] == 2
     for words in (["run", "--resume"], ["one"]):
@@ -4024,36 +4048,10 @@ def only_two_models(monkeypatch):
     monkeypatch.setitem(COMPARISONS, "copy", fewer)
 
 
-def heed_ctrl_c():
-    """A shell starts programs in the background so that they ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def sweep_in_the_background(folder):
-    """reproduce.py in a process of its own, once two of its runs have written to their logs."""
-    process = subprocess.Popen(
-        [sys.executable, HERE / "results/reproduce.py", *ENDLESS_SWEEP],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heed_ctrl_c,
-    )
-    try:
-        while sum(path.stat().st_size > 0 for path in folder.rglob("metrics.jsonl")) < 2:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
-
-
 @posix
 def test_a_second_sweep_is_kept_out_and_ctrl_c_saves_the_first(folder, monkeypatch, capsys):
     only_two_models(monkeypatch)
-    with sweep_in_the_background(folder) as first:
+    with in_the_background(HERE / "results/reproduce.py", *ENDLESS_SWEEP, runs=2) as first:
         assert ended(ENDLESS_SWEEP) == 2
         said = capsys.readouterr().err
         assert said.count("in use by another process") == 2 and "--resume" not in said
