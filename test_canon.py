@@ -4593,19 +4593,17 @@ def test_benchmark_cut_short_keeps_its_rows(tmp_path):
 # ---- 9. What README, results/ and examples/ show ---------------------------
 
 
-def code_in_readme():
-    """Its Python: the layer; points A and C, then B and D, in a Llama; a check; the optimizer."""
-    text = (HERE / "README.md").read_text()
-    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 def test_the_layer_in_readme():
-    layer, *_ = code_in_readme()
+    """It is that of examples/llama.py, word for word."""
+    text = (HERE / "README.md").read_text()
+    (layer,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert layer.split("import torch\n")[1] in (HERE / "examples/llama.py").read_text()
     names = {}
     exec(layer, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
-    torch.testing.assert_close(canon(x), kernels.causal_conv(x, canon.weight))
+    assert_close(canon(x), kernels.causal_conv(x, canon.weight))
+    assert canon(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_readmes_table_of_layers_switched_off_is_that_of_hops_txt():
@@ -4621,8 +4619,10 @@ def test_readmes_table_of_layers_switched_off_is_that_of_hops_txt():
         assert f"| {number} | {' | '.join(row)} |" in text
 
 
-class PreNormModel(torch.nn.Module):
-    """The parts of Hugging Face's Llama that README changes, with its names."""
+class FakeLlama(torch.nn.Module):
+    """The parts of Hugging Face's Llama that examples/llama.py changes, with its names."""
+
+    device = torch.device("cpu")
 
     def __init__(self, layers, width):
         super().__init__()
@@ -4655,24 +4655,46 @@ class PreNormModel(torch.nn.Module):
         return SimpleNamespace(logits=x)
 
 
-def test_canon_in_a_llama_as_in_readme():
-    model = PreNormModel(layers=2, width=6)
+@pytest.fixture
+def llama(monkeypatch):
+    """What examples/llama.py defines."""
+    package = SimpleNamespace(LlamaConfig=None, LlamaForCausalLM=FakeLlama)
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    return SimpleNamespace(**runpy.run_path(str(HERE / "examples/llama.py")))
+
+
+WRAPPED = {  # by points
+    "a": {"input_layernorm"},
+    "b": {"q_proj", "k_proj", "v_proj"},
+    "c": {"post_attention_layernorm"},
+    "d": {"gate_proj", "up_proj"},
+}
+
+
+@parametrize("points", ("", *"abcd", "ac", "bd", "abcd"))
+def test_canon_in_a_llama(points, llama):
+    model = FakeLlama(layers=2, width=6)
     without = {id(parameter) for parameter in model.parameters()}
-    names = {"model": model}
-    for code in code_in_readme():
-        exec(code, names)  # the check that README shows is among it
-    assert names["difference"][8:12].min() > 0  # Canon carries the change on
+    llama.add_canon(model, points)
     assert not model.config.use_cache and not model.generation_config.use_cache
+    x, wrapped = torch.randn(2, 9, 6), set()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Sequential):
+            inside, canon = module
+            assert torch.equal(module(x), canon(inside(x))) and isinstance(canon, llama.Canon)
+            wrapped.add(name.split(".")[-1])
+    assert wrapped == set().union(*(WRAPPED[point] for point in points))
 
-    layer, x = model.model.layers[0], torch.randn(2, 9, 6)
-    for changed in (layer.post_attention_layernorm, layer.self_attn.k_proj, layer.mlp.up_proj):
-        inside, canon = changed
-        assert torch.equal(changed(x), canon(inside(x))) and isinstance(canon, names["Canon"])
-
-    undecayed, decayed = names["optimizer"].param_groups
-    assert undecayed["weight_decay"] == 0 and len(undecayed["params"]) == 2 * 7
+    undecayed, decayed = llama.weight_groups(model, weight_decay=0.1)
+    assert undecayed["weight_decay"] == 0 and decayed["weight_decay"] == 0.1
+    assert len(undecayed["params"]) == 2 * len(wrapped)
     assert all(weight.shape[0] == 4 for weight in undecayed["params"])
     assert {id(parameter) for parameter in decayed["params"]} == without
+
+    if points:  # three tokens on at each point, in each of two layers
+        assert llama.reach(model, 2, length=9)[:4] == [2, 3, 4, 5]
+    else:
+        assert llama.reach(model, 2, length=9) == [2]
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"

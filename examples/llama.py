@@ -1,0 +1,128 @@
+"""Canon layers in Hugging Face's Llama:
+
+    pip install transformers
+    python examples/llama.py
+
+It changes a small new Llama and checks it. For a model of your own, copy the functions that you need.
+"""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class Canon(torch.nn.Module):
+    def __init__(self, width, kernel=4):
+        super().__init__()
+        bound = kernel**-0.5  # with 0.02, it would add almost nothing of the neighbours
+        self.weight = torch.nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
+
+    def forward(self, x):  # (B, T, width) -> same
+        y = x
+        shifted = x
+        for w in self.weight:
+            y = y + w * shifted
+            shifted = torch.nn.functional.pad(shifted, (0, 0, 1, 0))[:, :-1]
+        return y.to(x.dtype)  # under autocast x may be bfloat16, and the weights float32
+
+
+def with_canon(module, width):
+    """The module, and a Canon layer on its output, on the same device and in the same dtype."""
+    return torch.nn.Sequential(module, Canon(width).to(module.weight))
+
+
+def add_canon(model, points="abcd"):
+    """Put Canon layers into a new LlamaForCausalLM, before it is trained from scratch.
+
+    points  some of "abcd"; begin with "ac", which changes nothing inside attention and MLP
+    """
+    width = model.config.hidden_size
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        if "a" in points:
+            layer.input_layernorm = with_canon(layer.input_layernorm, width)
+        # Channels do not mix, so a layer on q, k and v together is the same as one on each.
+        if "b" in points:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                linear = getattr(attention, name)
+                setattr(attention, name, with_canon(linear, linear.out_features))
+        if "c" in points:
+            layer.post_attention_layernorm = with_canon(layer.post_attention_layernorm, width)
+        if "d" in points:
+            for name in ("gate_proj", "up_proj"):
+                linear = getattr(mlp, name)
+                setattr(mlp, name, with_canon(linear, linear.out_features))
+    # With a cache a block sees one token at a time, but a Canon layer needs the three before it,
+    # too. Generation would be wrong, without any warning.
+    model.config.use_cache = False
+    model.generation_config.use_cache = False
+
+
+def weight_groups(model, weight_decay):
+    """What an optimizer takes. Canon's weights do not decay."""
+    canon = [m.weight for m in model.modules() if isinstance(m, Canon)]
+    others = [p for p in model.parameters() if p not in set(canon)]
+    return [
+        {"params": canon, "weight_decay": 0.0},
+        {"params": others, "weight_decay": weight_decay},
+    ]
+
+
+@torch.no_grad()
+def reach(model, position, length=16):
+    """The positions whose logits change with the token at `position`: those from there on."""
+    tokens = torch.randint(model.config.vocab_size, (1, length), device=model.device)
+    changed = tokens.clone()
+    changed[0, position] = (changed[0, position] + 1) % model.config.vocab_size
+    difference = (model(tokens).logits - model(changed).logits).abs().amax(-1)[0]
+    return [t for t in range(length) if difference[t] > 1e-4]
+
+
+# ---- A trial: a small Llama learns to copy lists ---------------------------
+
+LENGTH, VOCAB_SIZE = 16, 40
+
+
+def lists_twice(count):
+    """Lists of different numbers, each followed by itself: (count, 2 * LENGTH)."""
+    lists = torch.rand(count, VOCAB_SIZE).argsort(-1)[:, :LENGTH]
+    return torch.cat([lists, lists], dim=1)
+
+
+def train(model, steps=200):
+    """Train the model to copy lists. Returns the last loss, in nats per number."""
+    optimizer = torch.optim.AdamW(weight_groups(model, weight_decay=0.1), lr=3e-3)
+    for _ in range(steps):
+        tokens = lists_twice(32)
+        labels = tokens.clone()
+        labels[:, :LENGTH] = -100  # the first time, a list is random: no loss
+        loss = model(tokens, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def main():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=168,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    add_canon(model)
+    count = sum(isinstance(module, Canon) for module in model.modules())
+    print(f"{count} Canon layers; token 8 changes the logits at {reach(model, position=8)}")
+    print(f"loss after training: {train(model):.2f}")
+    (prompt,) = lists_twice(1)[:, :LENGTH]
+    written = model.generate(prompt[None], max_new_tokens=LENGTH, do_sample=False)
+    print("a list         ", *prompt.tolist())
+    print("the model wrote", *written[0, LENGTH:].tolist())
+
+
+if __name__ == "__main__":
+    main()
