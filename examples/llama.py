@@ -3,7 +3,8 @@
     pip install transformers
     python examples/llama.py
 
-It changes a small new Llama and checks it. For a model of your own, copy the functions that you need.
+It puts Canon layers into a small new Llama, checks them, and trains it to copy lists. For a model of
+your own, copy the functions that you need.
 """
 
 import torch

@@ -11,7 +11,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 GREY, ORANGE = "#848d97", "#e8590c"  # a little lighter than plot.py's, for dark pages
-WIDTHS = {"A": "d", "B": "3d", "C": "d", "D": "16d/3"}  # in a model of width d
 
 
 def line(axis, *corners, colour=GREY, head=True):
@@ -31,6 +30,11 @@ def box(axis, x, y, text):
     return x + width
 
 
+def plus(axis, x, y):
+    axis.add_patch(plt.Circle((x, y), 0.2, ec=GREY, fc="none", lw=1.5))
+    axis.text(x, y - 0.02, "+", color=GREY, fontsize=13, ha="center", va="center")
+
+
 def canon_layer(axis, y):
     """Four tokens flow into one, each with its weight; h_t flows there unchanged, too."""
     middle = 8.75
@@ -39,10 +43,12 @@ def canon_layer(axis, y):
         box(axis, x - 0.6, y, token)
         line(axis, (x, y + 0.3), (x, y + 1.1), (middle, y + 1.1), colour=ORANGE, head=False)
         axis.text(x + 0.12, y + 0.68, f"$w_{3 - i}$", color=ORANGE, fontsize=12, va="center")
-    line(axis, (middle, y + 1.1), (middle, y + 1.6), colour=ORANGE)
-    right = box(axis, middle - 0.6, y + 1.9, "$h'_t$")
-    line(axis, (right, y), (10.2, y), (10.2, y + 1.9), (right, y + 1.9))
-    axis.text(10.35, y + 0.95, "residual", color=GREY, fontsize=11, va="center")
+    line(axis, (middle, y + 1.1), (middle, y + 1.7), colour=ORANGE)
+    plus(axis, middle, y + 1.9)
+    line(axis, (middle + 0.6, y), (10.2, y), (10.2, y + 1.9), (middle + 0.2, y + 1.9))
+    axis.text(10.35, y + 0.95, "unchanged", color=GREY, fontsize=11, va="center")
+    line(axis, (middle, y + 2.1), (middle, y + 2.5))
+    box(axis, middle - 0.6, y + 2.8, "$h'_t$")
 
 
 def sublayer(axis, y, name, *steps):
@@ -52,25 +58,18 @@ def sublayer(axis, y, name, *steps):
     x = 0.2
     for step in steps:
         line(axis, (x, y), (x + 0.5, y))
-        left = x + 0.5
-        x = box(axis, left, y, step)
-        if step in WIDTHS:
-            wide = f"{WIDTHS[step]} wide"
-            axis.text(
-                (left + x) / 2, y - 0.52, wide, color=GREY, fontsize=9, ha="center", va="center"
-            )
+        x = box(axis, x + 0.5, y, step)
     line(axis, (x, y), (12, y))
     line(axis, (0.4, y), (0.4, y + 0.6), (12.2, y + 0.6), (12.2, y + 0.2))
-    axis.add_patch(plt.Circle((12.2, y), 0.2, ec=GREY, fc="none", lw=1.5))
-    axis.text(12.2, y - 0.02, "+", color=GREY, fontsize=13, ha="center", va="center")
+    plus(axis, 12.2, y)
     line(axis, (12.4, y), (12.9, y))
 
 
 def main():
-    figure, axis = plt.subplots(figsize=(9, 4.2))
-    axis.set(xlim=(-0.2, 13), ylim=(-0.7, 5.7), aspect="equal")
+    figure, axis = plt.subplots(figsize=(9, 4.7))
+    axis.set(xlim=(-0.2, 13), ylim=(-0.4, 6.6), aspect="equal")
     axis.axis("off")
-    axis.text(0.5, 5.3, "a Canon layer", color=ORANGE, fontsize=13, weight="bold", va="center")
+    axis.text(0.5, 6.1, "a Canon layer", color=ORANGE, fontsize=13, weight="bold", va="center")
     canon_layer(axis, 3.4)
     sublayer(axis, 1.6, "attention", "norm", "A", "q, k, v", "B", "rotary", "attend", "out")
     sublayer(axis, 0, "MLP", "norm", "C", "gate, up", "D", "act(gate) · up", "down")

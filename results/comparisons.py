@@ -220,7 +220,12 @@ PLAIN_NAMES = {
     "RoPE, one more layer": "rotary, one more layer",
     "RoPE, twice the steps": "rotary, twice the steps",
 }
-
+COPY_NAMES = {
+    "one layer": "one layer of 16 dims",
+    "one layer + Canon": "one layer of 16 dims + Canon",
+    "two layers": "two layers of 16 dims",
+    "128 dims": "one layer of 128 dims",
+}
 
 TASKS_HEADINGS = {
     "depo0: answers": "Depo0: answers",
@@ -254,14 +259,7 @@ def draw_hops(groups, scores, title):
 
 def draw_copy(groups, scores, title):
     """The lists copied, without the model that trains longer than the others."""
-    shown = {}
-    for model, runs in groups.items():
-        if model == "128 dims":
-            shown["one layer of 128 dims"] = runs
-        elif model == "two layers":
-            shown["two layers of 16 dims"] = runs
-        elif model != "one layer, twice the steps":
-            shown[model] = runs
+    shown = {name: groups[model] for model, name in COPY_NAMES.items() if model in groups}
     return plot.curves(shown, ["sequences"], title, headings={"sequences": "lists copied whole"})
 
 
