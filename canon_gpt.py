@@ -252,11 +252,12 @@ class Rotary(Positions):
 
     head_multiple = 2
     divisor = 1  # the first 1/divisor of a head's dims are turned
+    base = 10000.0  # the larger, the slower the slowest pair turns
 
     def __init__(self, config):
         super().__init__(config)
         K = config.d_model // config.n_head
-        angles = rotary_angles(config.block_size, K // self.divisor)
+        angles = rotary_angles(config.block_size, K // self.divisor, self.base)
         self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, pairs)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -272,7 +273,7 @@ class QuarterRotary(Rotary):
     divisor = 4
 
 
-def rotary_angles(positions, dims, base=10000.0):
+def rotary_angles(positions, dims, base):
     """(positions, dims / 2): pair j turns by base^(-2j / dims) radians per step."""
     frequencies = base ** (-torch.arange(0, dims, 2) / dims)
     return torch.arange(positions)[:, None] * frequencies
@@ -333,9 +334,6 @@ POSITIONS = {
 # ---- 4. Attention ----------------------------------------------------------
 
 
-BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2
-
-
 class Mixer(nn.Module):
     """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
 
@@ -346,7 +344,7 @@ class Mixer(nn.Module):
     weights CanonGPT redraws.
     """
 
-    budget = 4  # parameters, in D^2; the MLP gets the rest of BLOCK_BUDGET
+    budget = 4  # parameters, in D^2; the MLP gets the rest of BLOCK_BUDGET (section 5)
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -425,6 +423,8 @@ MIXERS = {"attention": Attention}  # Part II adds three
 
 # ---- 5. MLP ----------------------------------------------------------------
 
+BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2: of 12, attention takes 4
+
 
 def relu2(x):
     return F.relu(x).square()
@@ -449,15 +449,10 @@ class MLP(nn.Module):
         super().__init__()
         D = config.d_model
         self.act, self.gated = MLPS[config.mlp]
-        if self.gated:
-            matrices = 3  # gate, up, down: D x width each
-            exact = budget * D / matrices
-            width = max(8, 8 * round(exact / 8))  # the nearest multiple of 8
-            up_width = 2 * width  # gate and up together
-        else:
-            matrices = 2  # up, down
-            width = budget * D // matrices
-            up_width = width
+        matrices = 3 if self.gated else 2  # gate, up and down, or up and down: D x width each
+        exact = budget * D / matrices
+        width = max(8, 8 * round(exact / 8))  # the nearest multiple of 8
+        up_width = 2 * width if self.gated else width  # gate and up together
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)  # Canon-D
         self.down = nn.Linear(width, D, bias=False)
@@ -552,14 +547,15 @@ class CanonGPT(nn.Module):
             self.blocks.append(Block(config, mixer_name))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.draw_weights()
+        self.init_weights()
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
 
-    def draw_weights(self):
-        """Initial weights: Linear and Embedding from normal(0, 0.02), biases zero.
+    def init_weights(self):
+        """Initial weights: Linear and Embedding from normal(0, 0.02) in all layers, biases zero.
 
-        Bare Parameters, such as Canon's, keep their own start.
+        Bare Parameters keep the start that their class gave them: those of Canon, of RMSNorm, and
+        some of the linear mixers'.
         """
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):

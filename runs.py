@@ -90,7 +90,7 @@ class Recipe:
 RECIPE_PARTS = [field.name for field in dataclasses.fields(Recipe) if field.name != "preset"]
 
 
-# ---- 2. A checkpoint -------------------------------------------------------
+# ---- 2. Reading a checkpoint (`Run.save` writes it) ------------------------
 
 
 def read_checkpoint(folder):
@@ -175,7 +175,7 @@ def check_tensor(name, value, like):
         raise ValueError(f"{name} is not finite")
 
 
-# ---- 3. A run that trains --------------------------------------------------
+# ---- 3. Run: log, save and restore while it trains -------------------------
 
 
 class Run:
@@ -289,7 +289,11 @@ class Run:
             self.log_file.flush()
 
     def save(self, model, optimizer, step, seconds):
-        """Write ckpt.pt, with the log so far: a resumed run goes on from both."""
+        """Write ckpt.pt, with the log so far: a resumed run goes on from both.
+
+        It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
+        and our models draw nothing while they train.
+        """
         if not self.writes:
             return
         checkpoint = {

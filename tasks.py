@@ -34,9 +34,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 # ---- 1. A task -------------------------------------------------------------
 #
-# A task draws documents: tokens, of which some are targets. A training window is documents in a
-# row, each opened by <bos> (our choice). A document counts as right if the model predicts all of
-# its targets.
+# A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
+# training window is documents in a row, each opened by <bos> (our choice). A document counts as
+# right if the model predicts all of its targets.
 
 # The second number of a seed, such as [seed, TRAIN, step], so that streams are independent.
 TRAIN, EVAL, PEOPLE, MEETINGS, SAMPLES = range(5)

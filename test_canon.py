@@ -631,7 +631,7 @@ def attention_number_by_number(canon, pos):
     x = torch.randn(3, 9, 16)
     q, k, v = layer.canon(layer.qkv(x)).view(3, 9, 3, 2, 8).unbind(2)
     if pos in ("rope", "rope4"):
-        angles = rotary_angles(9, 8 if pos == "rope" else 2)
+        angles = rotary_angles(9, 8 if pos == "rope" else 2, 1e4)
         q, k = (rotate(u, angles.cos(), angles.sin()) for u in (q, k))
     logits = torch.einsum("bthk, bshk -> bhts", q, k) / 8**0.5
     if pos in ("alibi", "halibi"):
@@ -743,7 +743,7 @@ def test_matrices_decay_and_frozen_canons_stay(options):
 
 @parametrize("dims", (8, 2))
 def test_rotary_depends_on_the_distance_only(dims):
-    angles, half = rotary_angles(64, dims).double(), dims // 2
+    angles, half = rotary_angles(64, dims, 1e4).double(), dims // 2
     speeds = 10000.0 ** (-torch.arange(half).double() / half)
     assert_close(angles, torch.arange(64)[:, None] * speeds, atol=1e-6, rtol=1e-6)
     q, k = torch.randn(2, 8).double()
@@ -762,7 +762,7 @@ def test_rotary_depends_on_the_distance_only(dims):
 @parametrize("dtype", (torch.bfloat16, torch.float64), ids=str)
 def test_rotary_keeps_the_dtype(dtype):
     """The angles' cosines are float32; what is turned keeps its own dtype, rounded once."""
-    angles = rotary_angles(9, 8)
+    angles = rotary_angles(9, 8, 1e4)
     x = torch.randn(2, 9, 3, 8).to(dtype)
     got = rotate(x, angles.cos(), angles.sin())
     want = rotate(x.float(), angles.cos(), angles.sin())
@@ -2610,8 +2610,9 @@ def test_a_step_clips_gradients(share, monkeypatch):
     settings = train.Training(steps=9, batch_size=6, lr=0.1)
     optimizer = train.adamw(model, settings, "cpu")
     monkeypatch.setattr(optimizer, "step", step)
-    tokens, mask = torch.randint(0, 19, (2, 25)), torch.ones(2, 25, dtype=torch.bool)
-    _, norm = train.train_step(model, optimizer, [(tokens, mask, share)] * 3, nullcontext())
+    tokens, mask = torch.randint(0, 19, (6, 25)), torch.ones(6, 25, dtype=torch.bool)
+    count = torch.tensor(2 * 24 / share)  # so that each of three parts has this share
+    _, norm = train.train_step(model, optimizer, (tokens, mask, count), 3, nullcontext())
     assert (norm > 1) == (share > 1)
     assert kept == [pytest.approx(min(1, norm.item()), rel=1e-3)]
 
@@ -2839,20 +2840,23 @@ def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
     config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
     model = CanonGPT(config).double()
 
-    def loss(tokens, mask):
-        return model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1].item()
+    model.no_sync = nullcontext  # DistributedDataParallel has it
+    no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda set_to_none: None)
 
     batch = task.batch(5, 7, 12)
+    tokens, mask = map(torch.from_numpy, batch)
+    _, whole = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
     for world, parts in product((1, 2, 3), (1, 2)):
         monkeypatch.setattr(train, "WORLD", world)
         mean, rows = 0, []  # of the processes
         for rank in range(world):
             monkeypatch.setattr(train, "RANK", rank)
-            for tokens, mask, share in zip(*train.Batches(task, 5, 12, parts)[7]):
-                mean += loss(tokens, mask) * share.item() / world
-                rows += tokens.tolist()
+            batch_of_rank = train.Batches(task, 5, 12)[7]
+            part, _ = train.train_step(model, no_optimizer, batch_of_rank, parts, nullcontext())
+            mean += part.item() / world
+            rows += batch_of_rank[0].tolist()
         assert sorted(rows) == sorted(batch[0].tolist())
-        assert mean == pytest.approx(loss(*map(torch.from_numpy, batch)), rel=1e-6)
+        assert mean == pytest.approx(whole.item(), rel=1e-6)
     with pytest.raises(SystemExit):  # not a multiple of the processes
         train.read_command_line([*TINY, "--batch-size", "5"])
 

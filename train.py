@@ -1,9 +1,9 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Section 4 is the training loop, in the order of events. 1 recipes and presets; 2 data, optimizer,
-learning rate; 3 one step, and one evaluation; 4 the run; 5 checks, clock and signals; 6 what it
-cost; 7 the command line; 8 what a run is called, and what it prints; 9 `main`, where everything
-begins. A run leaves config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
+1 data, optimizer, learning rate; 2 one step, and one evaluation; 3 the training loop, in the order
+of events; 4 checks, clock and signals; 5 what it cost; 6 recipes and presets; 7 the command line;
+8 what a run is called, and what it prints; 9 `main`, where everything begins. A run leaves
+config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -49,195 +49,33 @@ if hasattr(signal, "SIGHUP"):  # Windows has no such signal
 RANK = int(os.environ.get("RANK", 0))  # the number of this one
 WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 
-# ---- 1. Recipes and presets ------------------------------------------------
-#
-# A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
-# and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
-# minutes, `small` for one GPU (where it has not run yet), `paper` for the paper's own numbers
-# (Depo0, our addition, has Depo1's).
-
-
-def cosine(done):
-    """From 1 down to a tenth. `done` is the share of the steps after warm-up that are over."""
-    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
-
-
-def linear(done):
-    """From 1 down to 0."""
-    return 1 - done
-
-
-# What the learning rate does after its warm-up. One of your own is one more entry.
-SCHEDULES = {"cosine": cosine, "linear": linear}
-
-
-@dataclass
-class Options:
-    """Where and how to run. None of it is part of the recipe."""
-
-    device: str
-    out: Path
-    compile: bool
-    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
-    workers: int  # processes that draw data; with 0 the training process draws it
-    eval_every: int  # steps
-    grad_accum: int  # parts of a batch
-    resume: bool
-
-
-TINY = dict(n_layer=1, n_head=2, d_model=16)
-NANO = dict(n_layer=3, n_head=2, d_model=64)
-DEEP = dict(n_layer=5, n_head=4, d_model=64)
-SMALL = dict(n_layer=6, n_head=6, d_model=384)
-LARGE = dict(n_layer=12, n_head=12, d_model=768)
-TEXT_NANO = dict(n_layer=4, n_head=4, d_model=128)
-TEXT_SMALL = dict(n_layer=8, n_head=8, d_model=512)
-TIED_NANO = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
-TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
-
-
-def preset(model, task=None, **training):
-    """One entry of PRESETS: fields of Config, parameters of the task, fields of Training.
-
-    What is left out has the default of Config (canon_gpt.py), of Training (runs.py: 1,000 steps of
-    warm-up, weight decay 0.03, cosine) or of the task's constructor (tasks.py).
-    """
-    return {"task": task or {}, "model": model, "training": training}
-
-
-# fmt: off
-PRESETS = {
-    "nano": {  # the tasks' own defaults have this size
-        "copy": preset(TINY, steps=2000, batch_size=32, lr=1e-2, warmup=200),
-        "depo0": preset(DEEP, steps=12_000, batch_size=32, lr=2.5e-3, warmup=300),
-        "depo1": preset(NANO, steps=10_000, batch_size=32, lr=7e-3, warmup=300),
-        "depo2": preset(NANO, steps=5000, batch_size=16, lr=5e-3, warmup=100),
-        "brevo1": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300),
-        "brevo2": preset(NANO, steps=5000, batch_size=32, lr=5e-3, warmup=300),
-        "mano": preset(NANO, steps=5000, batch_size=32, lr=3e-3, warmup=300, weight_decay=0.1),
-        "lano": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1),
-        "capo": preset(TIED_NANO, steps=None, batch_size=16, lr=5e-3, warmup=300,
-                       weight_decay=0.01),
-        "text": preset(TEXT_NANO, steps=1200, batch_size=16, lr=4e-3, warmup=100),
-    },
-    "small": {
-        "copy": preset(TINY, dict(N=200, block_size=401), steps=3000, batch_size=32, lr=1e-2),
-        "depo0": preset(SMALL, dict(N=40, K=4, V=80, block_size=320),
-                        steps=20_000, batch_size=128, lr=1e-3),
-        "depo1": preset(SMALL, dict(N=40, K=4, block_size=320),
-                        steps=20_000, batch_size=128, lr=1e-3),
-        "depo2": preset(SMALL, dict(N=25, K=4, block_size=512),
-                        steps=20_000, batch_size=128, lr=1e-3),
-        "brevo1": preset(SMALL, dict(N=40, block_size=384), steps=20_000, batch_size=128, lr=1e-3),
-        "brevo2": preset(SMALL, dict(N=20, block_size=647), steps=20_000, batch_size=128, lr=1e-3),
-        "mano": preset(SMALL, dict(L=8, block_size=256),
-                       steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1),
-        "lano": preset(SMALL, dict(root=None, block_size=512),
-                       steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1),
-        "capo": preset(TIED, dict(N=50_000, block_size=512),
-                       steps=None, batch_size=48, lr=2e-3, weight_decay=0.01),
-        "text": preset(TEXT_SMALL, dict(block_size=1024), steps=10_000, batch_size=32, lr=2e-3),
-    },
-    "paper": {
-        "copy": preset(TINY, dict(N=500, block_size=1024), steps=50_000, batch_size=32, lr=5e-3),
-        "depo0": preset(LARGE, dict(N=225, K=8, V=450, block_size=2048),
-                        steps=87_500, batch_size=128, lr=1e-3),
-        "depo1": preset(LARGE, dict(N=225, K=8, block_size=2048),
-                        steps=87_500, batch_size=128, lr=1e-3),
-        "depo2": preset(LARGE, dict(N=75, K=16, block_size=2048),
-                        steps=100_000, batch_size=128, lr=1e-3),
-        "brevo1": preset(LARGE, dict(N=70, block_size=1024),
-                         steps=100_000, batch_size=256, lr=1e-3),
-        "brevo2": preset(LARGE, dict(N=30, block_size=1536),
-                         steps=200_000, batch_size=192, lr=1e-3),
-        "mano": preset(LARGE, dict(L=10, block_size=1024),
-                       steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1),
-        "lano": preset(LARGE, dict(root=None, block_size=512), steps=100_000, batch_size=96,
-                       lr=5e-4, warmup=0, weight_decay=0.1, schedule="linear"),
-        "capo": preset(TIED, dict(N=50_000, block_size=512),
-                       steps=None, batch_size=12, lr=1e-3, weight_decay=0.01),
-    },
-}
-OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
-    "nano": preset(NANO, steps=2000, batch_size=32, lr=5e-3, warmup=300),
-    "small": preset(SMALL, steps=20_000, batch_size=128, lr=1e-3),
-    "paper": preset(LARGE, steps=100_000, batch_size=128, lr=1e-3),
-}
-# fmt: on
-NOT_IN_THE_PAPER = ("text",)
-
-
-def preset_parts(preset_name, task_name):
-    """What make_recipe takes: preset_name, task, model and training.
-
-    Raises ValueError if there is no such preset.
-    """
-    if preset_name not in PRESETS:
-        raise ValueError(f"preset = {preset_name!r}: allowed: {', '.join(PRESETS)}")
-    if preset_name == "paper" and task_name in NOT_IN_THE_PAPER:
-        raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
-    parts = PRESETS[preset_name].get(task_name, OWN_TASK[preset_name])
-    return {**parts, "preset_name": preset_name, "task": {"name": task_name, **parts["task"]}}
-
-
-EVAL_SIZE = 512  # instances
-
-
-def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eval_size=EVAL_SIZE):
-    """A recipe in which every parameter has its value.
-
-    task, model, training: dicts, such as an entry of PRESETS has; what is left out has its default
-    Raises ValueError for what does not fit.
-    """
-    task = make_task(**task)
-    training = Training(**training)
-    for field, table in {"schedule": SCHEDULES, "optimizer": OPTIMIZERS}.items():
-        value = getattr(training, field)
-        if value not in table:
-            raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
-    if training.steps is None:
-        training.steps = task.steps(training.batch_size)
-    model = Config(**{**model, "vocab_size": task.vocab_size, "block_size": task.block_size})
-    return Recipe(preset_name, task.settings, vars(model), training, dtype, seed, eval_size)
-
-
-# ---- 2. Data, optimizer, learning rate -------------------------------------
+# ---- 1. Data, optimizer, learning rate --------------------------------------
 
 
 @dataclass
 class Batches:
-    """The task's batches by step, for PyTorch's loader.
-
-    Each process of torchrun takes its rows of a batch, in grad_accum micro-batches. The loss of a
-    batch is the mean over all its targets, and that of a micro-batch is the mean over its own. So
-    each micro-batch counts by its share of the targets. Processes average their gradients, hence
-    the factor WORLD.
-    """
+    """The task's batches by step, for PyTorch's loader. Each process of torchrun takes its rows."""
 
     task: object
     seed: int
     batch_size: int
-    grad_accum: int
 
     def __getitem__(self, index):
         """The batch of step index + 1, drawn by the task (tasks.py, Task.batch).
 
-        tokens and loss_mask (grad_accum, rows, block_size + 1); share (grad_accum,)
+        tokens and loss_mask (rows, block_size + 1); target_count (), of the rows of all processes
         """
         batch = self.task.batch(self.seed, index, self.batch_size)
         tokens, loss_mask = map(torch.from_numpy, batch)
         target_count = loss_mask[:, 1:].sum()
         if target_count == 0:
             raise ValueError(f"step {index + 1}: the task's documents have no targets")
-        tokens = tokens[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        loss_mask = loss_mask[RANK::WORLD].unflatten(0, (self.grad_accum, -1))
-        share = loss_mask[:, :, 1:].sum((1, 2)) * WORLD / target_count
-        return tokens, loss_mask, share
+        return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
 
 
 def load_batches(task, recipe, options, start):
     """An iterator over the batches after `start` steps; workers, if there are any, draw ahead."""
-    batches = Batches(task, recipe.seed, recipe.training.batch_size, options.grad_accum)
+    batches = Batches(task, recipe.seed, recipe.training.batch_size)
     loader = DataLoader(
         batches,
         batch_size=None,  # each item is a whole batch
@@ -256,12 +94,6 @@ def ignore_stop_signals(worker):
     """
     for number in STOP:
         signal.signal(number, signal.SIG_IGN)
-
-
-def micro_batches_on(device, batch):
-    """A batch as a list of its micro-batches, each (tokens, loss_mask, share)."""
-    tokens, loss_mask, share = [tensor.to(device, non_blocking=True) for tensor in batch]
-    return list(zip(tokens, loss_mask, share))
 
 
 def weight_groups(model, training):
@@ -289,29 +121,52 @@ def adamw(model, training, device):
 OPTIMIZERS = {"adamw": adamw}
 
 
+def cosine(done):
+    """From 1 down to a tenth. `done` is the share of the steps after warm-up that are over."""
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+
+
+def linear(done):
+    """From 1 down to 0."""
+    return 1 - done
+
+
+# What the learning rate does after its warm-up. One of your own is one more entry.
+SCHEDULES = {"cosine": cosine, "linear": linear}
+
+
 def learning_rate(step, peak, training):
     """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
     if step <= training.warmup:
         return peak * step / training.warmup
-    done = (step - 1 - training.warmup) / max(1, training.steps - training.warmup)
+    done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     return peak * SCHEDULES[training.schedule](done)
 
 
-# ---- 3. One step, and one evaluation ---------------------------------------
+# ---- 2. One step, and one evaluation ----------------------------------------
 
 MAX_GRADIENT_NORM = 1.0  # longer gradients are clipped
 
 
-def train_step(model, optimizer, micro_batches, autocast):
-    """Update the weights from a batch. Returns its loss, and the unclipped gradient's norm."""
+def train_step(model, optimizer, batch, parts, autocast):
+    """Update the weights from a batch, in so many micro-batches. Returns its loss, and the
+    unclipped gradient's norm.
+
+    The loss is the mean over all targets of the batch, and that of a micro-batch is the mean over
+    its own. So each micro-batch counts by its share of the targets. Processes average their
+    gradients, hence the factor WORLD.
+    """
+    tokens, loss_mask, target_count = batch
+    micro_batches = zip(tokens.chunk(parts), loss_mask.chunk(parts))
     batch_loss = 0.0
-    for number, (tokens, loss_mask, share) in enumerate(micro_batches, 1):
+    for number, (rows, mask) in enumerate(micro_batches, 1):
+        share = mask[:, 1:].sum() * WORLD / target_count
         exchange = contextlib.nullcontext()
-        if WORLD > 1 and number < len(micro_batches):
+        if WORLD > 1 and number < parts:
             exchange = model.no_sync()  # processes exchange gradients once, after the last one
         with exchange:
             with autocast:
-                _, loss = model(tokens[:, :-1], tokens[:, 1:], loss_mask[:, 1:])
+                _, loss = model(rows[:, :-1], rows[:, 1:], mask[:, 1:])
                 loss = loss * share
             loss.backward()
         batch_loss = batch_loss + loss.detach()
@@ -321,8 +176,8 @@ def train_step(model, optimizer, micro_batches, autocast):
     return batch_loss, norm
 
 
-def compiled_and_shared(model, options):
-    """The same weights, compiled and shared between the processes of torchrun, as options say."""
+def compiled_and_distributed(model, options):
+    """The same weights, compiled and distributed over the processes of torchrun, as options say."""
     if options.compile:
         torch._dynamo.config.suppress_errors = not options.must_compile
         model = torch.compile(model)
@@ -332,20 +187,22 @@ def compiled_and_shared(model, options):
 
 
 @torch.no_grad()
-def evaluate(task, model, recipe, autocast, tokens):
-    """The model's scores; and its logits for `tokens`, (B, T), which show whether all is finite.
+def evaluate(task, model, recipe, autocast, step, tokens):
+    """The model's scores, after a step. Each process of torchrun computes them.
 
-    The scores would not: even logits that are NaN have a largest one.
+    Its logits for `tokens`, (B, T), must be finite. The scores alone would not show it: even of
+    logits that are NaN, one counts as the largest.
     """
     model.eval()  # ours has no dropout; a mixer of your own may have some
     with autocast:
         logits, _ = model(tokens)
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
     model.train()
-    return scores, logits
+    require_finite(step, {"logits": logits, **scores})
+    return scores
 
 
-# ---- 4. The run ------------------------------------------------------------
+# ---- 3. The training loop ---------------------------------------------------
 
 LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
 
@@ -362,9 +219,11 @@ def train(options, recipe, command, stop):
     require_causal(model)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
     # This has the same weights. It only trains: for other shapes, it would compile again.
-    fast_model = compiled_and_shared(model, options)
+    fast_model = compiled_and_distributed(model, options)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
+    # In bfloat16 only matrices multiply. Weights stay in float32; where else the model needs it,
+    # canon_gpt.py says `at_least_float32`. There is no float16, and so no GradScaler.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     # The run's folder. With --resume the run goes on from the checkpoint, which is there from the
@@ -390,8 +249,8 @@ def train(options, recipe, command, stop):
                 group["lr"] = learning_rate(step, peak, training)
             with clock.waiting():
                 batch = next(batches)
-            micro_batches = micro_batches_on(device, batch)
-            loss, norm = train_step(fast_model, optimizer, micro_batches, autocast)
+            batch = [tensor.to(device, non_blocking=True) for tensor in batch]
+            loss, norm = train_step(fast_model, optimizer, batch, options.grad_accum, autocast)
             if step == start + 1:
                 bar.unpause()  # the first step may compile, and says nothing about the next ones
             bar.update()
@@ -411,9 +270,8 @@ def train(options, recipe, command, stop):
                 line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 if evaluating:
-                    tokens, _, _ = micro_batches[0]
-                    scores, logits = evaluate(task, model, recipe, autocast, tokens[:, :-1])
-                    require_finite(step, {"logits": logits, **scores})
+                    rows = batch[0].chunk(options.grad_accum)[0]  # as many as fit into memory
+                    scores = evaluate(task, model, recipe, autocast, step, rows[:, :-1])
                     line["eval"] = scores
                 run.log(line)
                 shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
@@ -437,7 +295,7 @@ def train(options, recipe, command, stop):
     print_results(task, model, autocast, scores, costs, recipe.seed)
 
 
-# ---- 5. Checks, clock and signals ------------------------------------------
+# ---- 4. Checks, clock and signals -------------------------------------------
 
 
 HOW_TO_GO_ON = "the same command with --resume goes on"
@@ -571,7 +429,7 @@ def mean_loss_and_stop(loss, requested):
     return values[0].item() / WORLD, values[1].item() > 0
 
 
-# ---- 6. What it cost -------------------------------------------------------
+# ---- 5. What it cost --------------------------------------------------------
 
 
 def costs_of(run, model, options, clock):
@@ -589,7 +447,149 @@ def costs_of(run, model, options, clock):
     return costs
 
 
-# ---- 7. The command line ---------------------------------------------------
+# ---- 6. Recipes and presets -------------------------------------------------
+#
+# A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
+# and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
+# minutes, `small` for one GPU (where it has not run yet), `paper` for the paper's own numbers
+# (Depo0, our addition, has Depo1's).
+
+# L12D768 has 12 layers of 768 dims.
+L1D16 = dict(n_layer=1, n_head=2, d_model=16)
+L3D64 = dict(n_layer=3, n_head=2, d_model=64)
+L5D64 = dict(n_layer=5, n_head=4, d_model=64)
+L6D384 = dict(n_layer=6, n_head=6, d_model=384)
+L12D768 = dict(n_layer=12, n_head=12, d_model=768)
+L4D128 = dict(n_layer=4, n_head=4, d_model=128)
+L8D512 = dict(n_layer=8, n_head=8, d_model=512)
+L2D32_TIED = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
+L4D256_TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
+
+
+def preset(model, task=None, **training):
+    """One entry of PRESETS: fields of Config, parameters of the task, fields of Training.
+
+    What is left out has the default of Config (canon_gpt.py), of Training (runs.py: 1,000 steps of
+    warm-up, weight decay 0.03, cosine) or of the task's constructor (tasks.py).
+    """
+    return {"task": task or {}, "model": model, "training": training}
+
+
+# fmt: off
+PRESETS = {
+    "nano": {  # the tasks' own defaults have this size
+        "copy": preset(L1D16, steps=2000, batch_size=32, lr=1e-2, warmup=200),
+        "depo0": preset(L5D64, steps=12_000, batch_size=32, lr=2.5e-3, warmup=300),
+        "depo1": preset(L3D64, steps=10_000, batch_size=32, lr=7e-3, warmup=300),
+        "depo2": preset(L3D64, steps=5000, batch_size=16, lr=5e-3, warmup=100),
+        "brevo1": preset(L3D64, steps=2000, batch_size=32, lr=5e-3, warmup=300),
+        "brevo2": preset(L3D64, steps=5000, batch_size=32, lr=5e-3, warmup=300),
+        "mano": preset(L3D64, steps=5000, batch_size=32, lr=3e-3, warmup=300, weight_decay=0.1),
+        "lano": preset(L3D64, steps=2000, batch_size=32, lr=5e-3, warmup=300, weight_decay=0.1),
+        "capo": preset(L2D32_TIED, steps=None, batch_size=16, lr=5e-3, warmup=300,
+                       weight_decay=0.01),
+        "text": preset(L4D128, steps=1200, batch_size=16, lr=4e-3, warmup=100),
+    },
+    "small": {
+        "copy": preset(L1D16, dict(N=200, block_size=401), steps=3000, batch_size=32, lr=1e-2),
+        "depo0": preset(L6D384, dict(N=40, K=4, V=80, block_size=320),
+                        steps=20_000, batch_size=128, lr=1e-3),
+        "depo1": preset(L6D384, dict(N=40, K=4, block_size=320),
+                        steps=20_000, batch_size=128, lr=1e-3),
+        "depo2": preset(L6D384, dict(N=25, K=4, block_size=512),
+                        steps=20_000, batch_size=128, lr=1e-3),
+        "brevo1": preset(L6D384, dict(N=40, block_size=384), steps=20_000, batch_size=128, lr=1e-3),
+        "brevo2": preset(L6D384, dict(N=20, block_size=647), steps=20_000, batch_size=128, lr=1e-3),
+        "mano": preset(L6D384, dict(L=8, block_size=256),
+                       steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1),
+        "lano": preset(L6D384, dict(root=None, block_size=512),
+                       steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1),
+        "capo": preset(L4D256_TIED, dict(N=50_000, block_size=512),
+                       steps=None, batch_size=48, lr=2e-3, weight_decay=0.01),
+        "text": preset(L8D512, dict(block_size=1024), steps=10_000, batch_size=32, lr=2e-3),
+    },
+    "paper": {
+        "copy": preset(L1D16, dict(N=500, block_size=1024), steps=50_000, batch_size=32, lr=5e-3),
+        "depo0": preset(L12D768, dict(N=225, K=8, V=450, block_size=2048),
+                        steps=87_500, batch_size=128, lr=1e-3),
+        "depo1": preset(L12D768, dict(N=225, K=8, block_size=2048),
+                        steps=87_500, batch_size=128, lr=1e-3),
+        "depo2": preset(L12D768, dict(N=75, K=16, block_size=2048),
+                        steps=100_000, batch_size=128, lr=1e-3),
+        "brevo1": preset(L12D768, dict(N=70, block_size=1024),
+                         steps=100_000, batch_size=256, lr=1e-3),
+        "brevo2": preset(L12D768, dict(N=30, block_size=1536),
+                         steps=200_000, batch_size=192, lr=1e-3),
+        "mano": preset(L12D768, dict(L=10, block_size=1024),
+                       steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1),
+        "lano": preset(L12D768, dict(root=None, block_size=512), steps=100_000, batch_size=96,
+                       lr=5e-4, warmup=0, weight_decay=0.1, schedule="linear"),
+        "capo": preset(L4D256_TIED, dict(N=50_000, block_size=512),
+                       steps=None, batch_size=12, lr=1e-3, weight_decay=0.01),
+    },
+}
+OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
+    "nano": preset(L3D64, steps=2000, batch_size=32, lr=5e-3, warmup=300),
+    "small": preset(L6D384, steps=20_000, batch_size=128, lr=1e-3),
+    "paper": preset(L12D768, steps=100_000, batch_size=128, lr=1e-3),
+}
+# fmt: on
+NOT_IN_THE_PAPER = ("text",)
+
+
+def preset_parts(preset_name, task_name):
+    """What make_recipe takes: preset_name, task, model and training.
+
+    Raises ValueError if there is no such preset.
+    """
+    if preset_name not in PRESETS:
+        raise ValueError(f"preset = {preset_name!r}: allowed: {', '.join(PRESETS)}")
+    if preset_name == "paper" and task_name in NOT_IN_THE_PAPER:
+        raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
+    parts = PRESETS[preset_name].get(task_name, OWN_TASK[preset_name])
+    return {**parts, "preset_name": preset_name, "task": {"name": task_name, **parts["task"]}}
+
+
+EVAL_SIZE = 512  # instances
+
+
+def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eval_size=EVAL_SIZE):
+    """A recipe in which every parameter has its value.
+
+    task, model, training: dicts, such as an entry of PRESETS has; what is left out has its default
+    Raises ValueError for what does not fit.
+    """
+    task = make_task(**task)
+    training = Training(**training)
+    for field, table in {"schedule": SCHEDULES, "optimizer": OPTIMIZERS}.items():
+        value = getattr(training, field)
+        if value not in table:
+            raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
+    if training.steps is None:
+        training.steps = task.steps(training.batch_size)
+    model = Config(**{**model, "vocab_size": task.vocab_size, "block_size": task.block_size})
+    return Recipe(preset_name, task.settings, vars(model), training, dtype, seed, eval_size)
+
+
+# ---- 7. The command line ----------------------------------------------------
+#
+# A value comes from its flag; if there is none, from the preset or from --config's file; and if
+# that leaves it out, from its default in Config (canon_gpt.py), Training (runs.py), the task's
+# constructor (tasks.py) or make_recipe. `read_options` completes what is not part of the recipe.
+
+
+@dataclass
+class Options:
+    """Where and how to run. None of it is part of the recipe."""
+
+    device: str
+    out: Path
+    compile: bool
+    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
+    workers: int  # processes that draw data; with 0 the training process draws it
+    eval_every: int  # steps
+    grad_accum: int  # parts of a batch
+    resume: bool
 
 
 def exit_with_line(message, status=2):
@@ -649,7 +649,7 @@ def make_parser():
     add("--warmup", type=int, help="steps until the learning rate peaks")
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
     add("--optimizer", help=", ".join(OPTIMIZERS))
-    add("--weight-decay", type=float, help="weight decay, of matrices only")
+    add("--weight-decay", type=float, help="of matrices only (usually 0.03)")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
     add("--eval-size", type=int, help=f"instances scored in an evaluation (default: {EVAL_SIZE})")
@@ -880,21 +880,17 @@ def run_name(recipe, usual_dtype):
 
 def unlike_preset(recipe):
     """["lr=0.003", "canon-frozen"]: what differs from the preset, beside mixer, pos and canon."""
-    model = recipe.model
     parts = preset_parts(recipe.preset, recipe.task["name"])
     usual_task = make_task(**parts["task"]).settings
-    parts["task"] = recipe.task  # the usual number of steps may follow from it
-    always_named = {field: model[field] for field in ("mixer", "pos", "canon")}
-    # A mixer or positions may refuse the preset's sizes. So the usual model has this run's sizes at
-    # first, for its other fields to be filled in, and gets the preset's afterwards.
-    sizes = {field: model[field] for field in ("n_layer", "n_head", "d_model")}
-    usual_sizes = with_defaults(Config, parts["model"])
-    usual_sizes = {field: usual_sizes[field] for field in sizes}
-    parts["model"] = {**parts["model"], **always_named, **sizes}
-    usual = make_recipe(**parts)
-    usual.model.update(usual_sizes)
+    usual_model = with_defaults(Config, parts["model"])
+    # Two values follow from others: of the model its short_conv, and of Capo's training the steps.
+    usual_model["short_conv"] = Config(**{**recipe.model, "short_conv": None}).short_conv
+    usual = make_recipe(**{**parts, "task": recipe.task, "model": recipe.model})
+
+    always_named = ("mixer", "pos", "canon")
+    model = {field: recipe.model[field] for field in usual_model if field not in always_named}
     found = differences(without_which_text(recipe.task), without_which_text(usual_task))
-    found += differences(model, usual.model)
+    found += differences(model, usual_model)
     return found + differences(vars(recipe.training), vars(usual.training))
 
 
