@@ -54,12 +54,12 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight.to(dtype)
     # exercise 1: z
-    past = h if tail is None else torch.cat([tail.to(dtype), h], dim=1)
-    before = past.shape[1] - T  # rows of the tail
+    longer = h if tail is None else torch.cat([tail.to(dtype), h], dim=1)
+    before = longer.shape[1] - T  # rows of the tail
     z = 0
     for i in range(kernel):
-        later = F.pad(past, (0, 0, i, 0))  # i rows of zeros on top move the rest i steps down
-        z = z + w[i] * later[:, before : before + T]  # w_i * h_{t-i}, (B, T, D)
+        shifted = F.pad(longer, (0, 0, i, 0))  # i rows of zeros on top move the rest i steps down
+        z = z + w[i] * shifted[:, before : before + T]  # w_i * h_{t-i}, (B, T, D)
     # end of exercise
     y = h + z if residual else z
     return y.to(x.dtype)
@@ -111,8 +111,6 @@ def look_ahead(x, weight):
 class PyTorchConvolution(torch.autograd.Function):
     """y (B, T, D) of x (B, T, D) and weight (kernel, D), by the functions above; kernel <= T."""
 
-    generate_vmap_rule = True  # for torch.func.vmap
-
     @staticmethod
     def forward(x, weight):
         return look_back(x, weight)
@@ -133,8 +131,8 @@ class PyTorchConvolution(torch.autograd.Function):
             T = x.shape[1]
             rows = []
             for i in range(len(weight)):
-                of_sequences = (dy[:, i:] * x[:, : T - i]).sum(dim=1)  # (B, D)
-                rows.append(of_sequences.sum(dim=0))  # (D,)
+                per_sequence = (dy[:, i:] * x[:, : T - i]).sum(dim=1)  # (B, D)
+                rows.append(per_sequence.sum(dim=0))  # (D,)
             dw = torch.stack(rows)
         # end of exercise
         return dx, dw
@@ -330,7 +328,8 @@ def launch_for(x, weight, rows, steps):
     """
     B, T, D = x.shape
     lags = triton.next_power_of_2(len(weight))
-    rows = max(1, rows * 4 // max(4, lags))  # a block of all lags must fit in registers
+    if lags > 4:  # that is, 8
+        rows //= 2  # a block of all lags must fit in registers
     cols = min(256, max(32, triton.next_power_of_2(D)))
     steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))  # fewer for a short sequence
     segments = triton.cdiv(T, rows * steps)
@@ -395,8 +394,6 @@ def backward_op_fake(dy, x, weight, residual):
 
 class TritonConvolution(torch.autograd.Function):
     """y (B, T, D) of x (B, T, D) and weight (kernel, D), by the operators above."""
-
-    generate_vmap_rule = True  # for torch.func.vmap
 
     @staticmethod
     def forward(x, weight, residual):
@@ -469,10 +466,10 @@ def gpu_has_bfloat16():
 # ---- 5. The check:   python kernels.py -------------------------------------
 
 
-def value_and_gradients(conv, x, weight, dy, *options):
+def value_and_gradients(conv, x, weight, dy, residual=True):
     """(y, dx, dw) of one implementation, in float64."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
-    y = conv(x, weight, *options)
+    y = conv(x, weight, residual)
     y.backward(dy.to(y.dtype))
     return [u.detach().double() for u in (y, x.grad, weight.grad)]
 

@@ -38,7 +38,7 @@ from tasks import SAMPLES, score_text
 
 # ---- 1. What a run is called -----------------------------------------------
 
-MIXER_NAMES = {"attention": "attention", "gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
+MIXER_NAMES = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
 POSITION_NAMES = {
     "rope": "RoPE",
     "rope4": "RoPE(1/4)",
@@ -55,7 +55,7 @@ def model_name(model):
     without Canon, that is GDN (conv).
     """
     mixers = model["mixer"].split(",")
-    name = "/".join(mixer_name(mixer, model["pos"]) for mixer in mixers)
+    name = "/".join(layer_name(mixer, model["pos"]) for mixer in mixers)
     points = model["canon"].upper()
     conv_is_b = model["short_conv"] and points != "" and "B" not in points
     if points:
@@ -80,7 +80,8 @@ def model_name(model):
     return name
 
 
-def mixer_name(mixer, pos):
+def layer_name(mixer, pos):
+    """What a layer of this mixer is called. Attention goes by its positions."""
     position = POSITION_NAMES.get(pos, pos)
     if mixer == "attention":
         return position
@@ -95,10 +96,11 @@ def group(runs):
     for run in sorted(runs, key=order):
         seeds = by_recipe.setdefault(without_seed(run), {})
         seeds[run["seed"]] = run
-    recipes = [list(seeds.values()) for seeds in by_recipe.values()]
+    members_of = [list(seeds.values()) for seeds in by_recipe.values()]
+    names = labels([members[0] for members in members_of])
 
     groups = {}
-    for name, members in zip(labels(recipes), recipes):
+    for name, members in zip(names, members_of):
         if any(run["seconds"] is None for run in members):
             name += " (still training)"
         groups[name] = members
@@ -108,13 +110,10 @@ def group(runs):
 FOLLOW_FROM_OTHERS = ("vocab_size", "sha256")
 
 
-def labels(recipes):
-    """A name for each recipe: the model's, and where several share it, what they differ in.
-
-    recipes  [[run, ..], ..], no two alike
-    returns  ["RoPE, n_layer 1", "RoPE, n_layer 2", "NoPE"]
+def labels(runs):
+    """A name for each run, no two of one recipe: the model's, and where several share it, what they
+    differ in: ["RoPE, n_layer 1", "RoPE, n_layer 2", "NoPE"].
     """
-    runs = [members[0] for members in recipes]
     found = []
     for run in runs:
         name = model_name(run["model"])
@@ -142,7 +141,11 @@ def without_seed(run):
 def order(run):
     """Sorts attention before linear mixers, RoPE before NoPE, without Canon before with it."""
     model = run["model"]
-    mixers = [*MIXER_NAMES, model["mixer"]]  # hybrids, and mixers of your own, come last
+    mixers = [
+        "attention",
+        *MIXER_NAMES,
+        model["mixer"],
+    ]  # hybrids, and mixers of your own, come last
     positions = [*POSITION_NAMES, model["pos"]]
     return (
         mixers.index(model["mixer"]),
@@ -240,8 +243,8 @@ FAINT = "#666666"
 HUES = {"gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
 OTHER_HUE = "#0b7285"  # hybrids, and mixers of your own
 DASHES = {"rope": "-", "nope": "--"}
-MARKERS = ["", "o", "s", "^", "D", "v"]
-IN_TEXT = {"": "", "o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc"}
+# matplotlib's markers, and how they look in a label
+MARKERS = {"": "", "o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc"}
 
 plt.rcParams.update(
     {
@@ -270,7 +273,7 @@ def looks(groups):
         colour = to_rgb(hue)
         if model["mixer"] != "attention" and not model["canon"]:
             colour = tuple((1 + part) / 2 for part in colour)  # halfway to white
-        marker = MARKERS[uses[hue, dash] % len(MARKERS)]
+        marker = list(MARKERS)[uses[hue, dash] % len(MARKERS)]
         found[name] = Look(colour, dash, marker)
         uses[hue, dash] += 1
     return found
@@ -332,7 +335,7 @@ class End(NamedTuple):
 def draw_curves(axis, groups, score):
     """Draw one panel. Returns the lines' ends."""
     unit, look_of = unit_of(groups, score), looks(groups)
-    clip = unit == "bits per byte"  # an untrained model needs 8: show the part where models differ
+    zoomed = unit == "bits per byte"  # an untrained model needs 8: show where models differ
     last_step = max(run["evals"][-1]["step"] for run in all_runs(groups))
     ends = []
     for name, runs in groups.items():
@@ -346,11 +349,12 @@ def draw_curves(axis, groups, score):
             continue
         steps, values = list(medians), list(medians.values())
         style["marker"] = look.marker
-        if len(steps) == 1:
-            style["marker"] = look.marker or "o"  # a line of one point would not be seen
+        if len(steps) == 1 and not look.marker:
+            style["marker"] = "o"  # a line of one point would not be seen
         style["zorder"] = 3 if runs[0]["model"]["canon"] else 2
-        axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=clip, **style)
-        text = f"{IN_TEXT[look.marker]} {name}".strip()
+        # Unless it is zoomed in, no line leaves the panel, and one at 100% is not cut in half.
+        axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=zoomed, **style)
+        text = f"{MARKERS[look.marker]} {name}".strip()
         ends.append(End(steps[-1], values[-1], text, look.colour))
     chance = chance_of(groups, score)
     if chance is not None:
@@ -361,7 +365,7 @@ def draw_curves(axis, groups, score):
     axis.locator_params(axis="x", nbins=4)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
-    if clip:
+    if zoomed:
         last = [end.y for end in ends]
         axis.set_ylim(0.9 * min(last), 1.2 * max(last))
         axis.set_ylabel("")  # the heading says it
@@ -514,29 +518,38 @@ def write_beside(axis, texts):
     axis.axis("off")
     axis.add_patch(plt.Rectangle((0, 0), 1, 1, transform=axis.transAxes, color="#f4f4f4"))
     y = -8  # points below the top
-    for name, text in texts.items():
-        lines = textwrap.fill(name, 26)
-        for words, size, colour in ((lines, 11, FAINT), (text, 12, "black")):
-            axis.annotate(
-                words,
-                xy=(0, 1),
-                xycoords="axes fraction",
-                xytext=(8, y),
-                textcoords="offset points",
-                va="top",
-                fontsize=size,
-                color=colour,
-            )
-            y -= 1.4 * size * len(words.splitlines())
-        y -= 14
+    for head, text in texts.items():
+        y = write_lines(axis, textwrap.fill(head, 26), y, size=11, colour=FAINT)
+        y = write_lines(axis, text, y, size=12, colour="black") - 14
 
 
-def make_grid(count, most, height, title, below="", **grid):
+def write_lines(axis, text, y, size, colour):
+    """Write text y points below the top of the axes. Returns where the next line belongs."""
+    axis.annotate(
+        text,
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(8, y),
+        textcoords="offset points",
+        va="top",
+        fontsize=size,
+        color=colour,
+    )
+    return y - 1.4 * size * len(text.splitlines())
+
+
+def make_grid(count, most, height, title, below, width_ratios=None):
     """A figure and its list of axes, at most so many in a row, each about `height` inches high."""
     n_rows = math.ceil(count / most)
     n_columns = math.ceil(count / n_rows)
-    grid.update(squeeze=False, layout="constrained", figsize=(9, 1.1 + height * n_rows))
-    figure, axes = plt.subplots(n_rows, n_columns, **grid)
+    figure, axes = plt.subplots(
+        n_rows,
+        n_columns,
+        squeeze=False,
+        layout="constrained",
+        figsize=(9, 1.1 + height * n_rows),
+        width_ratios=width_ratios,
+    )
     title = textwrap.fill(title, 68)
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
     below = textwrap.fill(below, 138)
@@ -563,14 +576,14 @@ def chance_of(groups, score):
     if unit_of(groups, score) != "share":
         return None
     runs = [run for run in all_runs(groups) if values_by_step(run, score)]
-    chances = {run.get("chance") for run in runs}
+    chances = {run["chance"] for run in runs}
     return chances.pop() if len(chances) == 1 else None
 
 
-def heading(score, headings=None):
+def heading(score, headings):
     """What stands above a panel: "4 hops" for the score "k=4"; most scores are words already.
 
-    headings  {score: heading} where the caller wants another
+    headings  {score: heading} where the caller wants another; or None
     """
     if headings and score in headings:
         return headings[score]
@@ -651,16 +664,16 @@ class AttentionWatcher(TorchFunctionMode):
         self.maps = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
-            args = list(args)
-            for name in ("query", "key", "value"):
-                if name in kwargs:
-                    args.append(kwargs.pop(name))
-            q, k, _ = args
-            identity = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)  # (B, H, T, T)
-            self.maps.append(function(q, k, identity, **kwargs)[0])
+            self.maps.append(attention_weights(*args, **kwargs)[0])
         return function(*args, **kwargs)
+
+
+def attention_weights(query, key, value, **options):
+    """(B, H, T, T), for the arguments of PyTorch's function."""
+    identity = torch.eye(key.shape[2]).expand(*key.shape[:3], -1)  # (B, H, T, T)
+    return F.scaled_dot_product_attention(query, key, identity, **options)
 
 
 @torch.no_grad()

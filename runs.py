@@ -82,8 +82,9 @@ class Recipe:
 
     def as_dict(self):
         """What --resume compares, in JSON's types: all but the preset's name."""
-        whole = dataclasses.asdict(self)
-        return json.loads(json.dumps({part: whole[part] for part in RECIPE_PARTS}))
+        whole = json.loads(json.dumps(dataclasses.asdict(self)))
+        del whole["preset"]
+        return whole
 
 
 # The parts that make a run what it is. --resume must find them unchanged.
@@ -212,21 +213,21 @@ class Run:
 
     def write_config(self):
         text = json.dumps(self.about, indent=1) + "\n"
-        write_atomically(self.folder / "config.json", text.encode())
+        with whole_file(self.folder / "config.json") as file:
+            file.write(text.encode())
 
     def require_unused(self):
         """A run that has logged nothing has not begun, so it may start again."""
         if not self.folder.exists():
             return
         log = self.folder / "metrics.jsonl"
-        has_log = log.exists() and log.stat().st_size > 0
-        lost_log = not log.exists()
-        if (has_log or lost_log) and (self.folder / "ckpt.pt").exists():
+        log_is_empty = log.exists() and log.stat().st_size == 0
+        if (self.folder / "ckpt.pt").exists() and not log_is_empty:
             advice = "--resume goes on with it, or choose another --out"
             raise RunError(f"{self.folder} is not empty: {advice}")
         own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
         others = [path for path in self.folder.iterdir() if path.name not in own_files]
-        if has_log or others:
+        if others or (log.exists() and not log_is_empty):
             raise RunError(f"{self.folder} is not empty: choose another --out")
 
     def open_and_lock(self):
@@ -305,7 +306,8 @@ class Run:
             "log": [json.dumps(line) for line in self.lines],
             "seconds": seconds,
         }
-        write_atomically(self.folder / "ckpt.pt", lambda file: torch.save(checkpoint, file))
+        with whole_file(self.folder / "ckpt.pt") as file:
+            torch.save(checkpoint, file)
 
 
 def recipe_differences(old, new, name=""):
@@ -339,18 +341,14 @@ def config_is_sound(folder):
         return False
 
 
-def write_atomically(path, data):
-    """Write a file that is whole at any time, old or new, also if the power fails.
-
-    data: bytes, or a function that writes them to an open file.
-    """
+@contextlib.contextmanager
+def whole_file(path):
+    """An open file that takes the place of `path` once it is written, so that `path` is whole at
+    any time, old or new, also if the power fails."""
     fresh = path.with_name(path.name + ".new")
     try:
         with naming(fresh), open(fresh, "wb") as file:
-            if callable(data):
-                data(file)
-            else:
-                file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
@@ -377,18 +375,21 @@ def one_line(text, most=300):
 #
 #     evals     [{"step": .., "eval": {score: value}}, ..], from the log
 #     seconds   how long it trained; None while it trains
-#     units     {score: unit}, and `chance`, the share that guessing gets right (None: not said)
+#
+# `checked` adds what older runs lack: units, {score: unit}, and chance, the share that guessing
+# gets right (None: not said).
 
 
 def read(folder):
-    """The run in this folder. RunError if it is damaged, FileNotFoundError if it has no log."""
+    """The run in this folder. RunError if it is damaged, FileNotFoundError if there is no
+    config.json or no log."""
     folder = Path(folder)
     try:
         run = json.loads((folder / "config.json").read_text())
         run["evals"], run["seconds"] = [], None
         text = (folder / "metrics.jsonl").read_text()
         whole_lines = text.split("\n")[:-1]  # the last one may still be growing
-        evaluations = {}
+        evaluations = {}  # by step: the final line repeats the last scores
         for line in map(json.loads, whole_lines):
             if "eval" in line:
                 evaluations[line["step"]] = line["eval"]

@@ -2,12 +2,12 @@
 
 Shows fresh instances of the run's task with the model's answers, right or wrong:
 
-    <bos> c a , b d , d c , a b , <query_2> b [<ans> c ✓] <query_1> c [<ans> d ✗ <ans> a]
+    <bos> 3 1 , 2 4 , 4 3 , 1 2 , <query_2> 2 [<ans> 3 ✓] <query_1> 3 [<ans> 4 ✗ <ans> 1]
 
 A cross stands between what the model said and what is right. With --prompt the model goes on after
 a text of your own, in the task's words:
 
-    python sample.py out/RUN --prompt "<bos> c a , a b , b c , <query_1> c <ans>"
+    python sample.py out/RUN --prompt "<bos> 3 1 , 1 2 , 2 3 , <query_1> 3 <ans>"
 """
 
 import argparse

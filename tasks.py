@@ -35,8 +35,9 @@ from torch.nn.utils.rnn import pad_sequence
 # ---- 1. A task -------------------------------------------------------------
 #
 # A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
-# training window is documents in a row, each opened by <bos> (our choice). A document counts as
-# right if the model predicts all of its targets.
+# training window is documents in a row, each opened by <bos> (our choice; Text cuts its windows
+# from one long text). Unless a task scores otherwise, a document counts as right if the model
+# predicts all of its targets.
 
 # The second number of a seed, such as [seed, TRAIN, step], so that streams are independent.
 TRAIN, EVAL, PEOPLE, MEETINGS, SAMPLES = range(5)
@@ -67,8 +68,7 @@ class Document:
         offset = len(self.tokens)
         self.tokens += document.tokens[:room]
         for start, end in document.targets:
-            if end > room:
-                end = room
+            end = min(end, room)
             if start < end:
                 self.targets.append((offset + start, offset + end))
 
@@ -119,41 +119,43 @@ class Task:
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1
-        windows = Document()  # all of them, one after the other
+        packed = Document()  # the windows, one after the other
         drawn_documents, drawn_tokens = 0, 0
         count = 2 * batch_size
-        while len(windows.tokens) < batch_size * width:
+        while len(packed.tokens) < batch_size * width:
             for document in self.documents(rng, count):
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
-                room = width - len(windows.tokens) % width  # in the last window
-                windows.extend(document, room)
-                if len(windows.tokens) == batch_size * width:
+                room = width - len(packed.tokens) % width  # in the last window
+                packed.extend(document, room)
+                if len(packed.tokens) == batch_size * width:
                     break
-            windows_missing = batch_size - len(windows.tokens) // width
+            windows_missing = batch_size - len(packed.tokens) // width
             count = documents_for(windows_missing, width, drawn_tokens / drawn_documents)
-        tokens = np.array(windows.tokens, dtype=np.int64)
-        return tokens.reshape(batch_size, width), windows.mask().reshape(batch_size, width)
+        tokens = np.array(packed.tokens, dtype=np.int64)
+        return tokens.reshape(batch_size, width), packed.mask().reshape(batch_size, width)
 
     def evaluate(self, model, seed, n):
         """{score: float} on n documents, the same at each evaluation of a run: the shares of whole
         documents and of single targets that are right."""
         documents = list(self.documents(np.random.default_rng([seed, EVAL]), n))
         right = self.right_tokens(model, [document.tokens for document in documents])
-        whole, tokens = [], []
+        right_documents, right_targets = [], []
         for row, document in zip(right, documents):
-            answers = np.concatenate([row[start:end] for start, end in document.targets])
-            whole.append(answers.all())
-            tokens.append(answers)
-        return {"sequences": share(whole), "tokens": share(np.concatenate(tokens))}
+            targets = np.concatenate([row[start:end] for start, end in document.targets])
+            right_documents.append(targets.all())
+            right_targets.append(targets)
+        return {"sequences": share(right_documents), "tokens": share(np.concatenate(right_targets))}
 
     @torch.no_grad()
-    def right_tokens(self, model, texts):
-        """Whether the model finds each token likeliest, given those before: bool, (texts, longest).
+    def right_tokens(self, model, sequences):
+        """Whether the model finds each token likeliest, given those before.
+
+        sequences: lists of tokens. Returns bool, (sequences, longest).
 
         An answer of such tokens is one that it would generate greedily.
         """
-        tokens = padded(texts).to(device_of(model))
+        tokens = padded(sequences).to(device_of(model))
         right = []
         for rows in tokens.split(ROWS):
             logits, _ = model(rows[:, :-1])
@@ -200,9 +202,9 @@ def documents_for(windows, width, mean_length):
     return int(1.1 * (windows * per_window)) + 8
 
 
-def padded(texts):
-    """Lists of tokens as rows, zeros after: int64, (texts, longest)."""
-    return pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+def padded(sequences):
+    """Lists of tokens as rows, zeros after: int64, (sequences, longest)."""
+    return pad_sequence([torch.tensor(tokens) for tokens in sequences], batch_first=True)
 
 
 def device_of(model):
@@ -269,7 +271,7 @@ class Depo(Task):
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        require_range("K", K, 1, min(N - 1, 256))  # an instance can ask all scored k
+        require_range("K", K, 1, min(N - 1, 256))  # up to 256, ten k are scored: one a question
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge = 2 * self.words.longest + (1 if separator else 0)
@@ -413,25 +415,22 @@ class Words:
                 found.append([self.one_letter[i] for i in letters[:n].tolist()])
             return found
         words = [[None] * n for n in sizes]
-        missing = []  # of each document: its words, the same as a set, the places without a word
-        for found in words:
-            missing.append((found, set(), range(len(found))))
-        while missing:
-            count = sum(len(places) for _, _, places in missing)
+        taken = [set() for _ in sizes]  # each document's words so far
+        missing = [range(n) for n in sizes]  # each document's places without a word
+        while any(missing):
+            count = sum(len(places) for places in missing)
             drawn = iter(self.draw_any(rng, count))
-            still_missing = []
-            for found, taken, places in missing:
+            for document, places in enumerate(missing):
                 came_twice = []
                 for place in places:
                     word = next(drawn)
-                    if word in taken:
+                    if word in taken[document]:
                         came_twice.append(place)
                     else:
-                        taken.add(word)
-                        found[place] = word
-                if came_twice:
-                    still_missing.append((found, taken, came_twice))
-            missing = still_missing
+                        taken[document].add(word)
+                        words[document][place] = word
+                missing[document] = came_twice
+        # Short words come twice more often. Unshuffled, a word's place would tell its length.
         shuffled = []
         for found, order in zip(words, shuffles(rng, sizes)):
             shuffled.append([found[i] for i in order])
@@ -1009,6 +1008,10 @@ FACT_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
 FACT_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in FACT_PLACES]
 
 
+SENTENCES, WORDINGS = 6, 10  # of a biography; of each sentence
+WORDS = 50  # that wordings are made of
+
+
 class Capo(Task):
     meaning = "a life: names and values, by kind and number, and the words between them"
     units = {
@@ -1027,13 +1030,14 @@ class Capo(Task):
         values = []
         for kind, many in PERSON.items():
             values += [f"{kind}-{i}".replace(" ", "-") for i in range(many)]
-        words = [f"word-{i}" for i in range(50)]
+        words = [f"word-{i}" for i in range(WORDS)]
         self.vocabulary = [""] + values + words + ["<bos>"]
         self.first_word, self.bos = 1 + len(values), 1 + len(values) + len(words)
-        # six sentences, ten wordings of each, three of 50 words in each, no two the same
-        numbers = np.random.default_rng(0).choice(50**3, (6, 10), replace=False)
-        three_words = np.unravel_index(numbers, (50, 50, 50))
-        self.wordings = self.first_word + np.stack(three_words, axis=-1)  # (6, 10, 3)
+        # three words in each wording of each sentence, no two the same
+        rng = np.random.default_rng(0)
+        numbers = rng.choice(WORDS**3, (SENTENCES, WORDINGS), replace=False)
+        three_words = np.unravel_index(numbers, (WORDS, WORDS, WORDS))
+        self.wordings = self.first_word + np.stack(three_words, axis=-1)
         self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
     def steps(self, batch_size):
@@ -1042,7 +1046,8 @@ class Capo(Task):
 
     def biographies(self, rng, seed, who):
         """These people's lives in new words: tokens, (len(who), 35) int64."""
-        words = self.wordings[np.arange(6), rng.integers(0, 10, (len(who), 6))]  # (people, 6, 3)
+        chosen = rng.integers(0, WORDINGS, (len(who), SENTENCES))
+        words = self.wordings[np.arange(SENTENCES), chosen]  # (people, SENTENCES, 3)
         people = draw_people(seed, self.N)[who]  # (people, 12)
         text = np.full((len(who), len(BIOGRAPHY)), self.bos)
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
@@ -1112,7 +1117,7 @@ def draw_people(seed, N):
     people = rng.integers(0, counts, (N, len(counts)))
     names = rng.choice(POSSIBLE_NAMES, N, replace=False)
     people[:, :3] = np.stack(np.unravel_index(names, counts[:3]), axis=1)
-    # each employer is in one of the birth cities, the same in all worlds
+    # each employer is in one of the birth cities, the same for every seed
     cities = np.random.default_rng(0).integers(0, PERSON["birth city"], PERSON["employer"])
     work_cities = cities[people[:, COLUMNS.index("employer")]]
     first_tokens = np.cumsum([1, *counts[:-1]])  # of each column: its value 0
@@ -1204,10 +1209,8 @@ class Text(Task):
         for rows in torch.from_numpy(self.held_out_windows(n)).split(ROWS):
             rows = rows.to(device)
             logits, _ = model(rows[:, :-1])
-            scored = slice(self.context - 1, None)  # logits[:, t] has read t + 1 bytes
-            nats = F.cross_entropy(
-                logits[:, scored].float().mT, rows[:, 1:][:, scored], reduction="none"
-            )
+            logits = logits[:, self.context - 1 :].float()  # logits[:, t] predicts byte t + 1
+            nats = F.cross_entropy(logits.mT, rows[:, self.context :], reduction="none")
             bits.append(nats.double().flatten() / math.log(2))
         return {"bits per byte": torch.cat(bits).mean().item()}
 

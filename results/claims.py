@@ -21,7 +21,7 @@ from tasks import score_text
 
 # ---- 1. Scores made of other scores ----------------------------------------
 
-MAIN_SCORES = {  # the one score that a task is judged by
+MAIN_SCORES = {  # what picks a learning rate, and stands for the task beside others
     "copy": "sequences",
     "depo0": "answers",
     "depo1": "answers",
@@ -40,7 +40,7 @@ MASTERED = 0.9  # a hop counts as mastered from this share of right answers on
 def with_made_scores(run):
     """A copy of the run with more scores in every evaluation:
 
-    answers          Depo: the mean over all k, as many hops as a question can ask for
+    answers          Depo: the mean over the scored k, which are numbers of hops
     hops mastered    Depo: the largest k up to which each scored k is mastered
     steps to k=1     Depo: the first evaluated step at which k=1 is mastered, inf before
     longest          Mano: the share right of the longest expressions
@@ -68,7 +68,8 @@ def with_made_scores(run):
         if main in scores:  # a task of one's own may not score it each time
             scores[f"{task}: {main}"] = scores[main]
         evals.append({"step": step, "eval": scores})
-    units[f"{task}: {main}"] = units.setdefault(main, "")
+    units.setdefault(main, "")  # a task of one's own may not say it
+    units[f"{task}: {main}"] = units[main]
     return {**run, "evals": evals, "units": units, "main": main}
 
 
@@ -146,42 +147,42 @@ def seeds_of(runs, model, score):
     if score == "main" and runs:
         score = runs[0]["main"]
     runs = [run for run in runs if last_score(run, score) is not None]
-    seeds = Seeds(model, score, [last_score(run, score) for run in runs])
+    values = [last_score(run, score) for run in runs]
     if not runs:
-        return seeds
-    seeds.unit = runs[0]["units"].get(score)
-    if seeds.unit == "share":
-        seeds.chance = (runs[0]["chance"] or 0) + MARGIN
-    else:
-        seeds.chance, seeds.ceiling = 0, math.nan  # nan: no value reaches it
-    if seeds.unit == "hops":
-        seeds.ceiling = runs[0]["task"]["K"]
-    return seeds
+        return Seeds(model, score, values)
+    unit = runs[0]["units"].get(score)
+    chance, ceiling = 0, math.nan  # nan: no value reaches it
+    if unit == "share":
+        chance, ceiling = (runs[0]["chance"] or 0) + MARGIN, CEILING
+    if unit == "hops":
+        ceiling = runs[0]["task"]["K"]
+    return Seeds(model, score, values, unit, chance, ceiling)
 
 
 @dataclass
 class Verdict:
     rule: str  # in words
     outcome: str  # one of those above
-    models: list  # the Seeds that it rests on
+    seeds: list  # of each model that it is about: Seeds
 
 
-def decide(rule, models, holds, fails):
-    """The verdict on a rule about these models, from whether it holds and whether it fails.
+def decide(rule, seeds, holds, fails):
+    """The verdict on a rule about models, from whether it holds and whether it fails.
 
-    It is undecided whatever they say with fewer than three seeds, and, where models are compared,
-    if all of them are at chance or all at the ceiling.
+    seeds: a list, of each model its Seeds. The verdict is undecided whatever they say with fewer
+    than three seeds, and, where models are compared, if all of them are at chance or all at the
+    ceiling.
     """
-    comparison = len(models) > 1
-    chance = max(seeds.chance for seeds in models)
-    ceiling = max(seeds.ceiling for seeds in models)
-    if any(not seeds.values for seeds in models):
+    comparison = len(seeds) > 1
+    chance = max(its.chance for its in seeds)
+    ceiling = max(its.ceiling for its in seeds)
+    if any(not its.values for its in seeds):
         outcome = NOT_RUN
-    elif any(len(seeds.values) < SEEDS for seeds in models):
+    elif any(len(its.values) < SEEDS for its in seeds):
         outcome = TOO_FEW
-    elif comparison and all(seeds.highest <= chance for seeds in models):
+    elif comparison and all(its.highest <= chance for its in seeds):
         outcome = AT_CHANCE
-    elif comparison and all(seeds.lowest >= ceiling for seeds in models):
+    elif comparison and all(its.lowest >= ceiling for its in seeds):
         outcome = AT_CEILING
     elif holds:
         outcome = HOLDS
@@ -189,19 +190,19 @@ def decide(rule, models, holds, fails):
         outcome = FAILS
     else:
         outcome = UNDECIDED
-    return Verdict(rule, outcome, models)
+    return Verdict(rule, outcome, seeds)
 
 
 def all_hold(*verdicts):
     """Each of the rules holds. What has not been run decides first, then what fails."""
     order = [NOT_RUN, TOO_FEW, FAILS, UNDECIDED, AT_CHANCE, AT_CEILING, HOLDS]
     outcome = min((verdict.outcome for verdict in verdicts), key=order.index)
-    models = {}
+    found = {}
     for verdict in verdicts:
-        for seeds in verdict.models:
-            models[seeds.model, seeds.score] = seeds
+        for seeds in verdict.seeds:
+            found[seeds.model, seeds.score] = seeds
     rule = "; ".join(verdict.rule for verdict in verdicts)
-    return Verdict(rule, outcome, list(models.values()))
+    return Verdict(rule, outcome, list(found.values()))
 
 
 # ---- 3. What can be said of models -----------------------------------------
@@ -279,7 +280,7 @@ def at_chance(a):
 
 # ---- 4. The claims ---------------------------------------------------------
 #
-# `runs(model, score)` gives the Seeds of a model of the comparison, on the task that is judged.
+# `seeds(model, score)` gives the Seeds of a model of the comparison, on the task that is judged.
 
 RESULTS = {
     "R1": "one layer with Canon copies",
@@ -311,26 +312,26 @@ class Claim:
     tasks: tuple  # the claim is judged on each of them that has runs
     paper: str | dict  # the paper's numbers, or {task: numbers}
     before_the_runs: tuple  # the tasks on which no run was known when the rule was written
-    rule: Callable
+    function: Callable  # it returns the Verdict
     about: str | None  # the model that the title ends with, if the rule is for several
 
     def judge(self, groups):
         """The Verdict, from {model: its runs on one task}."""
 
-        def runs(model, score):
+        def seeds(model, score):
             return seeds_of(groups.get(model, []), model, score)
 
         if self.about is None:
-            return self.rule(runs)
-        return self.rule(runs, self.about)
+            return self.function(seeds)
+        return self.function(seeds, self.about)
 
     def paper_on(self, task):
         """The paper's numbers."""
         return self.paper if isinstance(self.paper, str) else self.paper.get(task, "")
 
-    def mark(self, task):
-        """R2, or R2* if runs on this task were known when the rule was written."""
-        return self.result if task in self.before_the_runs else f"{self.result}*"
+    def star(self, task):
+        """An asterisk if runs on this task were known when the rule was written."""
+        return "" if task in self.before_the_runs else "*"
 
 
 def claim(result, title, comparison, tasks, paper="", before_the_runs=(), each=(None,)):
@@ -355,24 +356,24 @@ def claim(result, title, comparison, tasks, paper="", before_the_runs=(), each=(
 
 
 @claim("R1", "One layer copies with Canon, and not without", "copy", ("copy",), paper="100%; 0%")
-def one_layer_copies_with_canon_only(runs):
+def one_layer_copies_with_canon_only(seeds):
     return all_hold(
-        reaches(runs("one layer + Canon", "sequences"), 0.9),
-        at_chance(runs("one layer", "sequences")),
+        reaches(seeds("one layer + Canon", "sequences"), 0.9),
+        at_chance(seeds("one layer", "sequences")),
     )
 
 
 @claim("R1", "Twice the steps do not make up for Canon", "copy", ("copy",))
-def copying_takes_more_than_twice_the_steps(runs):
+def copying_takes_more_than_twice_the_steps(seeds):
     return above(
-        runs("one layer + Canon", "sequences"), runs("one layer, twice the steps", "sequences")
+        seeds("one layer + Canon", "sequences"), seeds("one layer, twice the steps", "sequences")
     )
 
 
 @claim("R1", "Two layers or 128 dims copy without Canon", "copy", ("copy",))
-def larger_models_copy_without_canon(runs):
+def larger_models_copy_without_canon(seeds):
     return all_hold(
-        reaches(runs("two layers", "sequences"), 0.9), reaches(runs("128 dims", "sequences"), 0.9)
+        reaches(seeds("two layers", "sequences"), 0.9), reaches(seeds("128 dims", "sequences"), 0.9)
     )
 
 
@@ -380,13 +381,13 @@ def larger_models_copy_without_canon(runs):
 
 
 @claim("R2", "Canon reasons deeper", "hops", DEPO, paper="2-4 times", before_the_runs=DEPO0)
-def canon_reasons_deeper(runs):
-    return above(runs("RoPE + Canon", "hops mastered"), runs("RoPE", "hops mastered"))
+def canon_reasons_deeper(seeds):
+    return above(seeds("RoPE + Canon", "hops mastered"), seeds("RoPE", "hops mastered"))
 
 
 @claim("R2", "Canon reasons twice as deep", "hops", DEPO, paper="2-4 times", before_the_runs=DEPO0)
-def canon_reasons_twice_as_deep(runs):
-    return at_least_times(runs("RoPE + Canon", "hops mastered"), 2, runs("RoPE", "hops mastered"))
+def canon_reasons_twice_as_deep(seeds):
+    return at_least_times(seeds("RoPE + Canon", "hops mastered"), 2, seeds("RoPE", "hops mastered"))
 
 
 @claim(
@@ -397,9 +398,9 @@ def canon_reasons_twice_as_deep(runs):
     before_the_runs=DEPO0,
     each=("RoPE", "NoPE"),
 )
-def hops_take_more_than_twice_the_steps(runs, positions):
+def hops_take_more_than_twice_the_steps(seeds, positions):
     return above(
-        runs(f"{positions} + Canon", "answers"), runs(f"{positions}, twice the steps", "answers")
+        seeds(f"{positions} + Canon", "answers"), seeds(f"{positions}, twice the steps", "answers")
     )
 
 
@@ -411,25 +412,25 @@ def hops_take_more_than_twice_the_steps(runs, positions):
     paper="2-4 times",
     each=("NoPE + Canon", "RoPE + Canon"),
 )
-def canon_masters_twice_as_many_hops_as_the_best_rope(runs, model):
-    hops = runs(model, "hops mastered")
+def canon_masters_twice_as_many_hops_as_the_best_rope(seeds, model):
+    hops = seeds(model, "hops mastered")
     return all_hold(
-        at_least_times(hops, 2, runs("RoPE, K=1", "hops mastered")),
-        at_least_times(hops, 2, runs("RoPE, K=2, twice the steps", "hops mastered")),
+        at_least_times(hops, 2, seeds("RoPE, K=1", "hops mastered")),
+        at_least_times(hops, 2, seeds("RoPE, K=2, twice the steps", "hops mastered")),
     )
 
 
 @claim("R2", "Canon masters more of two hops", "fewer", DEPO0)
-def canon_masters_more_of_two_hops(runs):
-    return above(runs("RoPE + Canon, K=2", "hops mastered"), runs("RoPE, K=2", "hops mastered"))
+def canon_masters_more_of_two_hops(seeds):
+    return above(seeds("RoPE + Canon, K=2", "hops mastered"), seeds("RoPE, K=2", "hops mastered"))
 
 
 @claim("R2", "At K=4 Canon masters one hop sooner than RoPE at K=1", "fewer", DEPO0)
-def canon_masters_one_hop_sooner(runs):
-    rope = runs("RoPE, K=1", "steps to k=1")
+def canon_masters_one_hop_sooner(seeds):
+    rope = seeds("RoPE, K=1", "steps to k=1")
     return all_hold(
-        takes_fewer_steps(runs("RoPE + Canon", "steps to k=1"), rope),
-        takes_fewer_steps(runs("NoPE + Canon", "steps to k=1"), rope),
+        takes_fewer_steps(seeds("RoPE + Canon", "steps to k=1"), rope),
+        takes_fewer_steps(seeds("NoPE + Canon", "steps to k=1"), rope),
     )
 
 
@@ -448,28 +449,30 @@ def canon_masters_one_hop_sooner(runs):
         "lano": "79.1% to 86.7%",
     },
 )
-def canon_helps_rope(runs):
-    return above(runs("RoPE + Canon", "main"), runs("RoPE", "main"))
+def canon_helps_rope(seeds):
+    return above(seeds("RoPE + Canon", "main"), seeds("RoPE", "main"))
 
 
 # R3: positions
 
 
 @claim("R3", "NoPE alone learns next to nothing", "nope", DEPO, paper="0% (k=8)")
-def nope_alone_learns_next_to_nothing(runs):
-    nope = runs("NoPE", "answers")
-    return all_hold(at_chance(nope), above(runs("NoPE + Canon", "answers"), nope))
+def nope_alone_learns_next_to_nothing(seeds):
+    nope = seeds("NoPE", "answers")
+    return all_hold(at_chance(nope), above(seeds("NoPE + Canon", "answers"), nope))
 
 
 @claim("R3", "NoPE + Canon is as good as RoPE + Canon", "nope", DEPO, paper="100%; 94% (k=8)")
-def nope_is_as_good_as_rope(runs):
-    return close_to(runs("NoPE + Canon", "answers"), runs("RoPE + Canon", "answers"))
+def nope_is_as_good_as_rope(seeds):
+    return close_to(seeds("NoPE + Canon", "answers"), seeds("RoPE + Canon", "answers"))
 
 
 @claim("R3", "NoPE + Canon beats ALiBi and H-ALiBi", "nope", DEPO, before_the_runs=DEPO)
-def nope_beats_alibi(runs):
-    nope = runs("NoPE + Canon", "answers")
-    return all_hold(above(nope, runs("ALiBi", "answers")), above(nope, runs("H-ALiBi", "answers")))
+def nope_beats_alibi(seeds):
+    nope = seeds("NoPE + Canon", "answers")
+    return all_hold(
+        above(nope, seeds("ALiBi", "answers")), above(nope, seeds("H-ALiBi", "answers"))
+    )
 
 
 @claim(
@@ -480,8 +483,8 @@ def nope_beats_alibi(runs):
     paper="100% (k=8)",
     before_the_runs=DEPO0,
 )
-def a_quarter_of_rope_is_as_good(runs):
-    return close_to(runs("RoPE(1/4) + Canon", "answers"), runs("RoPE + Canon", "answers"))
+def a_quarter_of_rope_is_as_good(seeds):
+    return close_to(seeds("RoPE(1/4) + Canon", "answers"), seeds("RoPE + Canon", "answers"))
 
 
 @claim(
@@ -497,44 +500,44 @@ def a_quarter_of_rope_is_as_good(runs):
         "lano": "53.1%; 86.7%",
     },
 )
-def nope_is_as_good_as_rope_elsewhere(runs):
-    return close_to(runs("NoPE + Canon", "main"), runs("RoPE + Canon", "main"))
+def nope_is_as_good_as_rope_elsewhere(seeds):
+    return close_to(seeds("NoPE + Canon", "main"), seeds("RoPE + Canon", "main"))
 
 
 @claim("R3", "Canon lifts NoPE", "tasks", OTHER_TASKS)
-def canon_lifts_nope(runs):
-    return above(runs("NoPE + Canon", "main"), runs("NoPE", "main"))
+def canon_lifts_nope(seeds):
+    return above(seeds("NoPE + Canon", "main"), seeds("NoPE", "main"))
 
 
 # R4: points and variants
 
 
 @claim("R4", "A, B, C and D each help alone", "ablation", DEPO, before_the_runs=DEPO0)
-def each_point_helps_alone(runs):
-    none = runs("none", "answers")
+def each_point_helps_alone(seeds):
+    none = seeds("none", "answers")
     return all_hold(
-        above(runs("A", "answers"), none),
-        above(runs("B", "answers"), none),
-        above(runs("C", "answers"), none),
-        above(runs("D", "answers"), none),
+        above(seeds("A", "answers"), none),
+        above(seeds("B", "answers"), none),
+        above(seeds("C", "answers"), none),
+        above(seeds("D", "answers"), none),
     )
 
 
 @claim("R4", "All four points beat any one", "ablation", DEPO, before_the_runs=DEPO0)
-def all_four_points_beat_any_one(runs):
-    everywhere = runs("ABCD", "answers")
+def all_four_points_beat_any_one(seeds):
+    everywhere = seeds("ABCD", "answers")
     return all_hold(
-        above(everywhere, runs("A", "answers")),
-        above(everywhere, runs("B", "answers")),
-        above(everywhere, runs("C", "answers")),
-        above(everywhere, runs("D", "answers")),
+        above(everywhere, seeds("A", "answers")),
+        above(everywhere, seeds("B", "answers")),
+        above(everywhere, seeds("C", "answers")),
+        above(everywhere, seeds("D", "answers")),
     )
 
 
 @claim("R4", "A and C do half of the work", "ablation", DEPO, paper="strong", before_the_runs=DEPO0)
-def a_and_c_do_half_of_the_work(runs):
+def a_and_c_do_half_of_the_work(seeds):
     return covers(
-        runs("AC", "answers"), 0.5, start=runs("none", "answers"), end=runs("ABCD", "answers")
+        seeds("AC", "answers"), 0.5, start=seeds("none", "answers"), end=seeds("ABCD", "answers")
     )
 
 
@@ -546,40 +549,43 @@ def a_and_c_do_half_of_the_work(runs):
     paper="a lot",
     before_the_runs=DEPO0,
 )
-def frozen_weights_do_half_of_the_work(runs):
+def frozen_weights_do_half_of_the_work(seeds):
     return covers(
-        runs("frozen", "answers"), 0.5, start=runs("none", "answers"), end=runs("ABCD", "answers")
+        seeds("frozen", "answers"),
+        0.5,
+        start=seeds("none", "answers"),
+        end=seeds("ABCD", "answers"),
     )
 
 
 @claim("R4", "Canon needs its residual", "ablation", DEPO, before_the_runs=DEPO0)
-def canon_needs_its_residual(runs):
-    return above(runs("ABCD", "answers"), runs("no residual", "answers"))
+def canon_needs_its_residual(seeds):
+    return above(seeds("ABCD", "answers"), seeds("no residual", "answers"))
 
 
 @claim(
     "R4", "Canon is better without a SiLU", "ablation", DEPO, paper="no help", before_the_runs=DEPO0
 )
-def a_silu_does_harm(runs):
-    return above(runs("ABCD", "answers"), runs("SiLU", "answers"))
+def a_silu_does_harm(seeds):
+    return above(seeds("ABCD", "answers"), seeds("SiLU", "answers"))
 
 
 # R5: MLPs
 
 
 @claim("R5", "Gated MLPs calculate better", "mlp", ("mano",), paper="slightly")
-def gated_mlps_calculate_better(runs):
-    return above(runs("gated", "longest"), runs("standard", "longest"))
+def gated_mlps_calculate_better(seeds):
+    return above(seeds("gated", "longest"), seeds("standard", "longest"))
 
 
 @claim("R5", "ReLU^2 helps the standard MLP", "mlp", ("mano",), paper="slightly")
-def relu2_helps_the_standard_mlp(runs):
-    return above(runs("ReLU^2", "longest"), runs("standard", "longest"))
+def relu2_helps_the_standard_mlp(seeds):
+    return above(seeds("ReLU^2", "longest"), seeds("standard", "longest"))
 
 
 @claim("R5", "Gated MLPs store less", "mlp", ("capo",))
-def gated_mlps_store_less(runs):
-    return above(runs("standard", "bits/param"), runs("gated", "bits/param"))
+def gated_mlps_store_less(seeds):
+    return above(seeds("standard", "bits/param"), seeds("gated", "bits/param"))
 
 
 # R6 to R9: recurrences and their own convolutions
@@ -593,11 +599,11 @@ def gated_mlps_store_less(runs):
     paper="19% to 50%; 43% (k=4)",
     before_the_runs=DEPO,
 )
-def canon_brings_gla_up_to_mamba2(runs):
-    mamba2 = runs("Mamba2, conv", "answers")
+def canon_brings_gla_up_to_mamba2(seeds):
+    mamba2 = seeds("Mamba2, conv", "answers")
     return all_hold(
-        above(mamba2, runs("GLA, no conv", "answers")),
-        close_to(runs("GLA + AbCD", "answers"), mamba2),
+        above(mamba2, seeds("GLA, no conv", "answers")),
+        close_to(seeds("GLA + AbCD", "answers"), mamba2),
     )
 
 
@@ -609,11 +615,11 @@ def canon_brings_gla_up_to_mamba2(runs):
     paper="43% to 6%; 19% (k=4)",
     before_the_runs=DEPO,
 )
-def mamba2_falls_without_its_convolution(runs):
-    without = runs("Mamba2, no conv", "answers")
+def mamba2_falls_without_its_convolution(seeds):
+    without = seeds("Mamba2, no conv", "answers")
     return all_hold(
-        above(runs("Mamba2, conv", "answers"), without),
-        close_to(runs("GLA, no conv", "answers"), without),
+        above(seeds("Mamba2, conv", "answers"), without),
+        close_to(seeds("GLA, no conv", "answers"), without),
     )
 
 
@@ -625,18 +631,19 @@ def mamba2_falls_without_its_convolution(runs):
     paper="22%; 6%, 19% (k=4)",
     before_the_runs=DEPO,
 )
-def gdn_is_best_without_convolutions(runs):
-    gdn = runs("GDN, no conv", "answers")
+def gdn_is_best_without_convolutions(seeds):
+    gdn = seeds("GDN, no conv", "answers")
     return all_hold(
-        above(gdn, runs("Mamba2, no conv", "answers")), above(gdn, runs("GLA, no conv", "answers"))
+        above(gdn, seeds("Mamba2, no conv", "answers")),
+        above(gdn, seeds("GLA, no conv", "answers")),
     )
 
 
 @claim("R9", "Canon-ACD matches the built-in convolution", "linear", DEPO, before_the_runs=DEPO)
-def canon_matches_the_built_in_convolution(runs):
+def canon_matches_the_built_in_convolution(seeds):
     return all_hold(
-        close_to(runs("Mamba2 + ACD", "answers"), runs("Mamba2, conv", "answers")),
-        close_to(runs("GDN + ACD", "answers"), runs("GDN, conv", "answers")),
+        close_to(seeds("Mamba2 + ACD", "answers"), seeds("Mamba2, conv", "answers")),
+        close_to(seeds("GDN + ACD", "answers"), seeds("GDN, conv", "answers")),
     )
 
 
@@ -648,10 +655,10 @@ def canon_matches_the_built_in_convolution(runs):
     paper="+44, +59 points (k=4)",
     before_the_runs=DEPO,
 )
-def canon_does_no_harm(runs):
+def canon_does_no_harm(seeds):
     return all_hold(
-        close_to(runs("Mamba2 + AbCD", "answers"), runs("Mamba2, conv", "answers")),
-        close_to(runs("GDN + AbCD", "answers"), runs("GDN, conv", "answers")),
+        close_to(seeds("Mamba2 + AbCD", "answers"), seeds("Mamba2, conv", "answers")),
+        close_to(seeds("GDN + AbCD", "answers"), seeds("GDN, conv", "answers")),
     )
 
 
@@ -661,8 +668,8 @@ def canon_does_no_harm(runs):
 @claim(
     "R10", "With Canon, NoPE is about as good as RoPE(1/4)", "families", DEPO, before_the_runs=DEPO0
 )
-def nope_is_about_as_good_as_a_quarter_of_rope(runs):
-    nope, quarter = runs("NoPE + Canon", "answers"), runs("RoPE(1/4) + Canon", "answers")
+def nope_is_about_as_good_as_a_quarter_of_rope(seeds):
+    nope, quarter = seeds("NoPE + Canon", "answers"), seeds("RoPE(1/4) + Canon", "answers")
     return all_hold(close_to(nope, quarter), close_to(quarter, nope))
 
 
@@ -675,11 +682,11 @@ def nope_is_about_as_good_as_a_quarter_of_rope(runs):
     before_the_runs=DEPO0,
     each=RECURRENCES,
 )
-def attention_reasons_twice_as_deep(runs, recurrence):
-    hops = runs(recurrence, "hops mastered")
+def attention_reasons_twice_as_deep(seeds, recurrence):
+    hops = seeds(recurrence, "hops mastered")
     return all_hold(
-        at_least_times(runs("RoPE(1/4) + Canon", "hops mastered"), 2, hops),
-        at_least_times(runs("NoPE + Canon", "hops mastered"), 2, hops),
+        at_least_times(seeds("RoPE(1/4) + Canon", "hops mastered"), 2, hops),
+        at_least_times(seeds("NoPE + Canon", "hops mastered"), 2, hops),
     )
 
 
@@ -692,36 +699,36 @@ def attention_reasons_twice_as_deep(runs, recurrence):
     before_the_runs=("capo",),
     each=RECURRENCES,
 )
-def recurrences_store_more(runs, recurrence):
+def recurrences_store_more(seeds, recurrence):
     return at_least_times(
-        runs(recurrence, "bits/param"), 1.2, runs("RoPE(1/4) + Canon", "bits/param")
+        seeds(recurrence, "bits/param"), 1.2, seeds("RoPE(1/4) + Canon", "bits/param")
     )
 
 
 @claim("R11", "{} stays under 99% at one hop", "families", DEPO, each=RECURRENCES)
-def recurrences_err_at_the_first_hop(runs, recurrence):
-    return below(runs(recurrence, "k=1"), 0.99)
+def recurrences_err_at_the_first_hop(seeds, recurrence):
+    return below(seeds(recurrence, "k=1"), 0.99)
 
 
 @claim("R11", "A hybrid reasons deeper than a recurrence", "families", DEPO, before_the_runs=DEPO0)
-def a_hybrid_reasons_deeper(runs):
-    return above(runs("GDN/RoPE + AbCD", "hops mastered"), runs("GDN + AbCD", "hops mastered"))
+def a_hybrid_reasons_deeper(seeds):
+    return above(seeds("GDN/RoPE + AbCD", "hops mastered"), seeds("GDN + AbCD", "hops mastered"))
 
 
 # R12: real text. The paper trains on web text; here it is Python's standard library, byte by byte.
 
 
 @claim("R12", "Canon helps {} on real text", "text", ("text",), each=("RoPE", "NoPE"))
-def canon_helps_on_real_text(runs, positions):
+def canon_helps_on_real_text(seeds, positions):
     return needs_fewer_bits(
-        runs(f"{positions} + Canon", "bits per byte"), runs(positions, "bits per byte")
+        seeds(f"{positions} + Canon", "bits per byte"), seeds(positions, "bits per byte")
     )
 
 
 @claim("R12", "With Canon, NoPE is as good as RoPE on real text", "text", ("text",))
-def nope_is_as_good_as_rope_on_real_text(runs):
+def nope_is_as_good_as_rope_on_real_text(seeds):
     return needs_hardly_more_bits(
-        runs("NoPE + Canon", "bits per byte"), runs("RoPE + Canon", "bits per byte")
+        seeds("NoPE + Canon", "bits per byte"), seeds("RoPE + Canon", "bits per byte")
     )
 
 
@@ -732,11 +739,11 @@ def nope_is_as_good_as_rope_on_real_text(runs):
     ("text",),
     before_the_runs=("text",),
 )
-def more_compute_does_not_make_up_for_canon(runs):
-    canon = runs("RoPE + Canon", "bits per byte")
+def more_compute_does_not_make_up_for_canon(seeds):
+    canon = seeds("RoPE + Canon", "bits per byte")
     return all_hold(
-        needs_fewer_bits(canon, runs("RoPE, one more layer", "bits per byte")),
-        needs_fewer_bits(canon, runs("RoPE, twice the steps", "bits per byte")),
+        needs_fewer_bits(canon, seeds("RoPE, one more layer", "bits per byte")),
+        needs_fewer_bits(canon, seeds("RoPE, twice the steps", "bits per byte")),
     )
 
 
@@ -748,7 +755,7 @@ def more_compute_does_not_make_up_for_canon(runs):
     before_the_runs=("text",),
     each=RECURRENCES,
 )
-def recurrences_are_as_good_on_real_text(runs, recurrence):
+def recurrences_are_as_good_on_real_text(seeds, recurrence):
     return needs_hardly_more_bits(
-        runs(recurrence, "bits per byte"), runs("RoPE + Canon", "bits per byte")
+        seeds(recurrence, "bits per byte"), seeds("RoPE + Canon", "bits per byte")
     )

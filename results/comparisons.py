@@ -55,8 +55,8 @@ FULL_LINEAR = {
     "GDN + AbCD": "--mixer gdn --short-conv --canon acd",
 }
 
-# Depo0's preset at first. When a hop comes is more a matter of luck in it than in today's preset,
-# with its larger batches and its lower rate.
+# What Depo0's preset was at first. Its batches are half as large as today's, so that the moment at
+# which a hop is learnt depends more on luck.
 FIRST_RECIPE = {"depo0": "--steps 24000 --batch-size 16 --lr 5e-3"}
 
 SYNTHETIC_TASKS = ("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano")

@@ -31,6 +31,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -40,7 +41,16 @@ sys.path.insert(0, str(HERE.parent))
 import plot
 import runs as run_folders
 import train
-from claims import CLAIMS, LESS_IS_BETTER, NOT_RUN, RESULTS, SEEDS, with_made_scores
+from claims import (
+    CLAIMS,
+    LESS_IS_BETTER,
+    NOT_RUN,
+    RESULTS,
+    SEEDS,
+    Claim,
+    Verdict,
+    with_made_scores,
+)
 from comparisons import COMPARISONS
 from tasks import WHICH_TEXT, make_task
 
@@ -103,21 +113,16 @@ def at_rates(run, rates):
     """The same run at each of these learning rates."""
     if not rates:
         return [run]
-    found = []
-    for rate in rates:
-        if rate == run.recipe["training"]["lr"]:
-            found.append(run)
-        else:
-            found.append(Wanted(run.model, [*run.words, "--lr", f"{rate}"]))
-    return found
+    return [Wanted(run.model, [*run.words, "--lr", f"{rate}"]) for rate in rates]
 
 
 # ---- 2. The runs that are here ---------------------------------------------
 
 
 def finished_runs(shipped=True):
-    """The finished runs in out/, and the shipped ones, which are in files named runs.json in
-    results/, with scores made of others; and what is damaged."""
+    """(runs, problems): the finished runs in out/, and those that come with the repository, which
+    are in results/*/runs.json; and what is damaged. Each run has the scores that claims.py makes.
+    """
     paths = sorted(Path("out").glob("*/"))
     if shipped:
         paths = sorted(HERE.rglob("runs.json")) + paths
@@ -140,7 +145,7 @@ def on_one_text(runs):
     return [run for run in runs if run["task"].get("sha256", text) == text]
 
 
-def model_of(recipe):
+def all_but_rate_and_seed(recipe):
     """What two runs of one model share: all but seed, learning rate and how many are scored.
 
     recipe: a run, or a recipe's dict. Returns text, so that it can be a key. It leaves out which
@@ -154,11 +159,11 @@ def model_of(recipe):
 
 
 def by_model(runs):
-    """{model_of: {learning rate: {seed: run}}}, seeds in order. Of two runs with one seed the later
-    counts: a run in out/ replaces one in results/."""
+    """{all_but_rate_and_seed: {learning rate: {seed: run}}}, seeds in order. Of two runs with one
+    seed the later counts: a run in out/ replaces one in results/."""
     found = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
-        rates = found.setdefault(model_of(run), {})
+        rates = found.setdefault(all_but_rate_and_seed(run), {})
         seeds = rates.setdefault(run["training"]["lr"], {})
         seeds[run["seed"]] = run
     return found
@@ -173,7 +178,7 @@ def best_rate(rates):
 
     def how_good(rate):
         runs = rates[rate]
-        ends, before = [], [0]
+        ends, before = [], [0]  # a run that was scored once has no score before its last
         for run in runs:
             main = run["main"]
             sign = -1 if run["units"][main] in LESS_IS_BETTER else 1
@@ -196,7 +201,7 @@ def tried_rates(comparison, tasks, flags, found, only=()):
         for model in comparison.models:
             recipe = Wanted(model, words_for(comparison, task, model, flags)).recipe
             rates = {}
-            for rate, seeds in sorted(found.get(model_of(recipe), {}).items()):
+            for rate, seeds in sorted(found.get(all_but_rate_and_seed(recipe), {}).items()):
                 if not only or rate in only:
                     rates[rate] = list(seeds.values())
             if rates:
@@ -236,15 +241,13 @@ def check_folders(wanted):
 
 def missing_runs(wanted, runs):
     """The wanted runs that are not among these."""
-    there = set()
-    for run in runs:
-        there.add((model_of(run), run["training"]["lr"], run["seed"]))
-    missing = []
-    for run in wanted:
-        recipe = run.recipe
-        if (model_of(recipe), recipe["training"]["lr"], recipe["seed"]) not in there:
-            missing.append(run)
-    return missing
+    there = {key_of(run) for run in runs}
+    return [run for run in wanted if key_of(run.recipe) not in there]
+
+
+def key_of(recipe):
+    """What tells two runs apart."""
+    return all_but_rate_and_seed(recipe), recipe["training"]["lr"], recipe["seed"]
 
 
 def steps_done(folder):
@@ -331,9 +334,13 @@ def reason(status, said):
 def stop_requests():
     """A list that gets the number of each signal that asks to stop: Ctrl-C, a batch system's."""
     requests, before = [], {}
+
+    def note(number, frame):
+        requests.append(number)
+
     for number in train.STOP:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores that the terminal closes
-            before[number] = signal.signal(number, lambda number, frame: requests.append(number))
+            before[number] = signal.signal(number, note)
     try:
         yield requests
     finally:
@@ -395,7 +402,13 @@ def show(name, tried, path):
         for task in comparison.tasks:
             if task in claim.tasks:
                 verdict = claim.judge(at_best_rates(comparison, tried, task))
-                print(claim.mark(task), claim.title, task, verdict.outcome, sep=" | ")
+                print(
+                    f"{claim.result}{claim.star(task)}",
+                    claim.title,
+                    task,
+                    verdict.outcome,
+                    sep=" | ",
+                )
 
 
 def scores_shown(wanted, groups):
@@ -419,7 +432,8 @@ CLAIMS_HEAD = """# The paper's claims, judged by the runs that are here
 [claims.py](claims.py). An asterisk marks a rule that was written when some of its runs were known.
 AbCD is Canon-ACD beside the mixer's own convolution. A verdict is *undecided* if neither the rule
 nor its opposite holds for every seed, if there are fewer than three seeds, or if all models are at
-chance (at most 5 points above a guess) or at the ceiling (98%)."""
+chance or at the ceiling (of shares: 5 points above a guess, 98%; of hops: none, all that are
+asked)."""
 
 
 def claims_page(runs):
@@ -428,23 +442,23 @@ def claims_page(runs):
     parts = [CLAIMS_HEAD]
     for result, about in RESULTS.items():
         rows = [["claim", "the paper", "rule", "here, each seed", "runs", "verdict"]]
-        mine = [found for found in verdicts if found[0].result == result]
-        mine.sort(key=lambda found: found[-1].outcome == NOT_RUN)
+        mine = [judged for judged in verdicts if judged.claim.result == result]
+        mine.sort(key=lambda judged: judged.verdict.outcome == NOT_RUN)
         for claim, task, where, verdict in mine:
             here = ""
             if verdict.outcome != NOT_RUN:
-                here = scores_in_print(verdict.models)
-            title = claim.title if task in claim.before_the_runs else f"{claim.title}*"
+                here = scores_in_print(verdict.seeds)
+            title = f"{claim.title}{claim.star(task)}"
             rows.append([title, claim.paper_on(task), verdict.rule, here, where, verdict.outcome])
         parts.append(f"## {result}: {about}")
         parts.append(plot.markdown(rows) if mine else "Not tried here.")
     return "\n\n".join(parts) + "\n"
 
 
-def scores_in_print(models):
+def scores_in_print(each_models_seeds):
     """Each seed of each model: "tokens: `one layer` 82%, 38%; `two layers` 100%, 100%"."""
     texts, score = [], None
-    for seeds in models:
+    for seeds in each_models_seeds:
         text = f"{seeds} {seeds.in_print()}"
         if seeds.score != score:
             score = seeds.score
@@ -453,9 +467,16 @@ def scores_in_print(models):
     return "; ".join(texts)
 
 
+class Judged(NamedTuple):
+    claim: Claim
+    task: str
+    where: str  # in words: which runs
+    verdict: Verdict
+
+
 def judge_all(runs):
-    """[(claim, task, which runs, Verdict)] for every task, preset and dtype that has runs, and for
-    the tasks of the claim's comparison that have none."""
+    """[Judged, ..] for every task, preset and dtype that has runs, and for the tasks of the claim's
+    comparison that have none."""
     found = by_model(runs)
     kinds = defaultdict(set)  # {task: {(preset, dtype)}}
     for run in runs:
@@ -471,10 +492,10 @@ def judge_all(runs):
                 tried = tried_rates(comparison, [task], flags, found)
                 verdict = claim.judge(at_best_rates(comparison, tried, task))
                 if verdict.outcome != NOT_RUN:
-                    judged.append((claim, task, f"{task}, {preset}, {dtype}", verdict))
+                    judged.append(Judged(claim, task, f"{task}, {preset}, {dtype}", verdict))
             if not judged and task in comparison.tasks:
                 where = f"{task}: `reproduce.py {claim.comparison}`"
-                judged.append((claim, task, where, claim.judge({})))
+                judged.append(Judged(claim, task, where, claim.judge({})))
             verdicts += judged
     return verdicts
 
@@ -541,12 +562,13 @@ def count(text):
 
 def list_of_rates(text):
     try:
-        found = {float(rate) for rate in text.split(",")}
+        rates = sorted({float(rate) for rate in text.split(",")})
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ValueError
     except ValueError:
-        found = {math.nan}
-    if not all(0 < rate < math.inf for rate in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: positive numbers, as in 2e-3,4e-3")
-    return sorted(found)
+        allowed = "positive numbers, as in 2e-3,4e-3"
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: {allowed}") from None
+    return rates
 
 
 def main(argv=None):
@@ -599,9 +621,9 @@ def compare(options, flags):
         missing = missing_runs(wanted, own_runs)
         done = len(wanted) - len(missing)
         print(f"{len(wanted)} runs, {done} of them done", file=sys.stderr)
-        one_a_core = os.cpu_count() if first.options.device == "cpu" else 1
+        usual_jobs = os.cpu_count() if first.options.device == "cpu" else 1
         if missing:
-            failed = train_all(missing, options.jobs or one_a_core, program)
+            failed = train_all(missing, options.jobs or usual_jobs, program)
 
     runs, problems = finished_runs()
     report(problems)
