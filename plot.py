@@ -141,11 +141,8 @@ def without_seed(run):
 def order(run):
     """Sorts attention before linear mixers, RoPE before NoPE, without Canon before with it."""
     model = run["model"]
-    mixers = [
-        "attention",
-        *MIXER_NAMES,
-        model["mixer"],
-    ]  # hybrids, and mixers of your own, come last
+    # Hybrids, and mixers of your own, come last.
+    mixers = ["attention", *MIXER_NAMES, model["mixer"]]
     positions = [*POSITION_NAMES, model["pos"]]
     return (
         mixers.index(model["mixer"]),
@@ -670,10 +667,10 @@ class AttentionWatcher(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def attention_weights(query, key, value, **options):
+def attention_weights(query, key, value, *args, **kwargs):
     """(B, H, T, T), for the arguments of PyTorch's function."""
     identity = torch.eye(key.shape[2]).expand(*key.shape[:3], -1)  # (B, H, T, T)
-    return F.scaled_dot_product_attention(query, key, identity, **options)
+    return F.scaled_dot_product_attention(query, key, identity, *args, **kwargs)
 
 
 @torch.no_grad()
