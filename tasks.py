@@ -563,20 +563,20 @@ class Brevo(Task):
         for group in groups.values():
             prompts = [prompt for prompt, _, _ in group]
             longest = max(length for _, length, _ in group)  # right answers are as long as ours
-            texts = self.answer_greedily(model, prompts, longest)
-            for (prompt, _, depth), text in zip(group, texts):
-                verdict = self.verify(prompt, text)
+            answers = self.answer_greedily(model, prompts, longest)
+            for (prompt, _, depth), answer in zip(group, answers):
+                verdict = self.verify(prompt, answer)
                 right["all"].append(verdict)
                 right[f"depth={depth}"].append(verdict)
         return {score: share(right[score]) for score in self.units if score in right}
 
     def answer_greedily(self, model, prompts, longest):
         """What the model writes after prompts of one length: lists of tokens."""
-        texts = []
+        answers = []
         for rows in torch.tensor(prompts, device=device_of(model)).split(4 * ROWS):
             whole = model.generate(rows, longest, temperature=0.0, stop=self.eos)
-            texts += whole[:, rows.shape[1] :].tolist()
-        return texts
+            answers += whole[:, rows.shape[1] :].tolist()
+        return answers
 
 
 class Brevo1(Brevo):
@@ -712,10 +712,10 @@ class Mano(Task):
     def evaluate(self, model, seed, n):
         """n expressions of each scored l: the share of right values."""
         lengths = np.repeat(self.scored, n).tolist()
-        texts = list(self.instances(np.random.default_rng([seed, EVAL]), lengths))
+        instances = list(self.instances(np.random.default_rng([seed, EVAL]), lengths))
         right = defaultdict(list)
-        for row, text, l in zip(self.right_tokens(model, texts), texts, lengths):
-            right[l].append(row[len(text) - 1])
+        for row, tokens, l in zip(self.right_tokens(model, instances), instances, lengths):
+            right[l].append(row[len(tokens) - 1])
         return {f"l={l}": share(right[l]) for l in self.scored}
 
 
@@ -799,20 +799,20 @@ GRAMMARS = {  # {symbol: its rules}
 
 
 class Grammar:
-    """A levelled context-free grammar.
+    """A levelled context-free grammar, from {symbol: its rules as in GRAMMARS}.
 
     rules          {symbol: list of tuples of symbols}, lower levels first, without those above root
     root           the symbol that sentences grow from, by default the highest
     mean, longest  {symbol: how many tokens it grows into}
     """
 
-    def __init__(self, texts, root=None):
-        self.root = max(texts) if root is None else root
-        require(self.root in texts, "root", root, f"allowed: {min(texts)} to {max(texts)}")
+    def __init__(self, rules, root=None):
+        self.root = max(rules) if root is None else root
+        require(self.root in rules, "root", root, f"allowed: {min(rules)} to {max(rules)}")
         self.rules = {}
-        for symbol in sorted(texts):
+        for symbol in sorted(rules):
             if symbol <= self.root:
-                choices = texts[symbol].split("|")
+                choices = rules[symbol].split("|")
                 self.rules[symbol] = [tuple(map(int, rule.split())) for rule in choices]
 
         self.mean, self.longest = {1: 1, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 1}
@@ -922,7 +922,7 @@ class Lano(Task):
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
-        """sentences: the share that parses of n texts, drawn at temperature 1 from <bos> to <bos>.
+        """sentences: the share that parses of n drawn at temperature 1, from <bos> to <bos>.
 
         KL: of the next-token distribution from the exact one, in nats, the mean over all places of
         n sentences.
@@ -930,8 +930,8 @@ class Lano(Task):
         generator = torch.Generator(device_of(model)).manual_seed(seed)
         parsed = 0
         for bos in torch.full((n, 1), self.bos, device=device_of(model)).split(4 * ROWS):
-            texts = model.generate(bos, self.block_size, stop=self.bos, generator=generator)[:, 1:]
-            parsed += int(self.parses(texts).sum())
+            drawn = model.generate(bos, self.block_size, stop=self.bos, generator=generator)[:, 1:]
+            parsed += int(self.parses(drawn).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, n_places = 0.0, 0
@@ -946,13 +946,13 @@ class Lano(Task):
             n_places += len(exact)
         return {"sentences": parsed / n, "KL": nats / n_places}
 
-    def parses(self, texts):
-        """Which texts (B, T) are a sentence, and then <bos> up to the end: bool, (B,)."""
-        in_sentence = texts != self.bos
+    def parses(self, tokens):
+        """Which rows (B, T) are a sentence, and then <bos> up to the end: bool, (B,)."""
+        in_sentence = tokens != self.bos
         lengths = in_sentence.sum(1)
-        chart = self.charts(texts * in_sentence)
-        rows = torch.arange(len(texts), device=texts.device)
-        ended = texts[:, -1] == self.bos
+        chart = self.charts(tokens * in_sentence)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        ended = tokens[:, -1] == self.bos
         return ended & (chart[rows, lengths, 0] > 0)
 
     def charts(self, tokens):
