@@ -5,8 +5,8 @@ weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width d, the
-layers at A and C are d wide, that at B is 3d wide, and that at D about 16d/3 (with attention and a
+It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width D, the
+layers at A and C are D wide, that at B is 3D wide, and that at D about 16D/3 (with attention and a
 gated MLP):
 
     x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)
@@ -31,7 +31,7 @@ from kernels import causal_conv
 # ---- 1. Configuration ------------------------------------------------------
 #
 # Shapes in comments: B batch, T time, D width, H heads, K dims of a head's queries and keys, V of
-# its values.
+# its values; S, the tokens that attention may look at, which in a stream are more than T.
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # a linear mixer's own convolution; None: its authors' choice
+    short_conv: bool | None = None  # a linear mixer's own convolution; None: if it usually has one
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
@@ -79,7 +79,7 @@ class Config:
         if len(self.mixer_names) > self.n_layer:
             self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
         if not self.has_attention:
-            if self.pos not in ("rope", "nope"):  # "rope" is the default: nobody asked for it
+            if self.pos not in ("rope", "nope"):  # "rope" is the default, so it is let pass
                 self.refuse("pos", f"mixer {self.mixer} has no attention, so it takes no positions")
             self.pos = "nope"
         mixers = [MIXERS[name] for name in self.mixer_names]
@@ -142,18 +142,22 @@ def canon_by_hand(x, weight):
 
 # To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
 # pieces is usually called the KV cache. Here it is one dict, `state`, which starts empty and is
-# passed to every layer. state[layer] is that layer's own. A Canon layer keeps its last three
-# inputs, attention its keys and values, a recurrence its matrix, and the model how many tokens it
-# has read.
+# passed to every layer. Each layer has an entry of its own, with the layer itself as the key:
+#
+#     state[Canon layer]       its last three inputs, (B, 3, width)
+#     state[Attention]         all keys and values so far, each (B, S, H, K)
+#     state[linear mixer]      the recurrence's matrix, (B, H, K, V) (Part II)
+#     state[CanonGPT]          how many tokens it has read
 
 
 class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
 
-    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). CanonGPT
-    redraws the weights of all Linear layers from normal(0, 0.02). At that size a Canon layer would
-    add almost nothing of the neighbours. So its weights are a bare Parameter, which CanonGPT does
-    not redraw.
+    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). If the inputs
+    are independent, what a layer of kernel 4 adds then has 0.58 of their size. CanonGPT redraws the
+    weights of all Linear layers from normal(0, 0.02). With these it would be 0.04: almost nothing
+    of the neighbours. So Canon's weights are a bare Parameter. CanonGPT does not redraw it, and
+    train.py does not let it decay.
     """
 
     def __init__(self, width, config):
@@ -176,10 +180,10 @@ class Canon(nn.Module):
 
 
 def tail_of_stream(layer, x, n, state):
-    """The n inputs before x (B, T, width) in a stream, (B, n, width); None outside a stream.
+    """Returns the n inputs before x (B, T, width) in a stream, (B, n, width): zeros at its start.
+    Then keeps the last n inputs, up to the end of x, in state[layer] for the next piece.
 
-    It keeps the last n inputs in state[layer] for the next piece. They are zeros at the start. They
-    must be a copy: a view would keep all of x in memory.
+    Outside a stream it returns None. What it keeps is a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -203,7 +207,7 @@ class NoCanon(nn.Module):
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
 #   state[self], for example by `tail_of_stream`.
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
-#   class, too. To choose a start yourself, use a bare nn.Parameter.
+#   class, too, and train.py lets their weights decay. For neither, use a bare nn.Parameter.
 # - The options canon_kernel, canon_residual, canon_silu and canon_frozen are yours to obey.
 CANONS = {"conv": Canon}
 
@@ -224,12 +228,14 @@ def canon_at(point, width, config):
 
 class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
-    POSITIONS; what it leaves out does nothing."""
+    POSITIONS; what it leaves out does nothing. (One that is added to the embeddings, as GPT-2's is,
+    has its place in CanonGPT.forward instead.)"""
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
     def __init__(self, config):
         super().__init__()
+        self.n_head = config.n_head
 
     def turn(self, x, start):
         """Mark positions start .. start + T - 1 in queries or keys (B, T, H, K) -> same shape."""
@@ -269,7 +275,7 @@ class Rotary(Positions):
 class QuarterRotary(Rotary):
     """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
 
-    head_multiple = 8
+    head_multiple = 8  # a quarter of the dims must be pairs
     divisor = 4
 
 
@@ -291,23 +297,20 @@ def rotate(x, cos, sin):
 class ALiBi(Positions):
     """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H."""
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.n_head = config.n_head
-
     def bias(self, T, S, device):
         h = heads_from_one(self.n_head, device)
         slope = 2.0 ** (-8 * h / self.n_head)
         return -slope * distances(T, S, device)
 
 
-class HALiBi(ALiBi):
-    """For "halibi": head h of the first half sees only the h nearest tokens, itself included (our
-    reading of the paper); the other half sees all."""
+class HALiBi(Positions):
+    """For "halibi": of H heads, head 1 sees one token, itself; head 2 the two nearest; and so on up
+    to head H/2. The other half sees all. (This is our reading of the paper.)"""
 
     def bias(self, T, S, device):
         h = heads_from_one(self.n_head, device)
-        too_far = (distances(T, S, device) >= h) & (h <= self.n_head // 2)
+        in_first_half = h <= self.n_head // 2
+        too_far = (distances(T, S, device) >= h) & in_first_half
         return torch.zeros(too_far.shape, device=device).masked_fill(too_far, -math.inf)
 
 
@@ -337,7 +340,7 @@ POSITIONS = {
 class Mixer(nn.Module):
     """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
 
-    (A subclass of Attention keeps positions and heads; for a window, it changes `mask` only.)
+    (A subclass of Attention keeps positions and heads. For a window, it writes `mask` anew.)
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
     In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
@@ -387,7 +390,7 @@ class Attention(Mixer):
         """
         # exercise 5
         B, T, D = x.shape
-        qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
+        qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B comes before rotary
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
         past = None if state is None else state.get(self)
@@ -407,11 +410,12 @@ class Attention(Mixer):
 
     def mask(self, T, S, like):
         """What is added to the logits of the last T of S tokens, (T, S) or (H, T, S); -inf hides a
-        token. It has the dtype and device of `like`. None: PyTorch's own causal mask will do."""
+        token. It has the dtype and device of `like`. None stands for PyTorch's own causal mask,
+        which is faster; it does where positions add nothing and the text is read as a whole."""
         # exercise 5
         bias = self.positions.bias(T, S, like.device)
         if bias is None and T == S:
-            return None  # which is faster
+            return None
         if bias is None:
             bias = torch.zeros(T, S, device=like.device)
         future = distances(T, S, like.device) < 0
@@ -423,7 +427,7 @@ MIXERS = {"attention": Attention}  # Part II adds three
 
 # ---- 5. MLP ----------------------------------------------------------------
 
-BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2: of 12, attention takes 4
+BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2. Attention takes 4, its MLP 8
 
 
 def relu2(x):
@@ -479,7 +483,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # in bfloat16, the Canon layer after it moves half the bytes
+        return y.to(matmul_dtype(x))  # the layers after it work in autocast's dtype
 
 
 def at_least_float32(x):
@@ -555,7 +559,8 @@ class CanonGPT(nn.Module):
         """Initial weights: Linear and Embedding from normal(0, 0.02) in all layers, biases zero.
 
         Bare Parameters keep the start that their class gave them: those of Canon, of RMSNorm, and
-        some of the linear mixers'.
+        some of the linear mixers'. (GPT-2 also divides the last matrices of mixer and MLP by
+        sqrt(2 n_layer). The paper does not.)
         """
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -605,7 +610,7 @@ class CanonGPT(nn.Module):
         limit = self.config.block_size
         total = tokens.shape[1] + max_new_tokens
         if total > limit + 1:  # the last token is never fed
-            raise ValueError(f"{total} tokens do not fit: block_size = {limit}, and one more")
+            raise ValueError(f"{total} tokens do not fit: at most block_size + 1 = {limit + 1}")
         state = {}
         unread = tokens
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
@@ -654,9 +659,9 @@ def count(parameters):
 # under keys like k. Each step fades S, writes one pair into it and reads it once. With vectors k_t,
 # v_t, q_t of the token, and S zero at first:
 #
-#     S_t = (I - b_t k_t k_t^T) D_t S_{t-1} + w_t k_t v_t^T            o_t = S_t^T q_t
+#     S_t = (I - b_t k_t k_t^T) diag(d_t) S_{t-1} + w_t k_t v_t^T            o_t = S_t^T q_t
 #
-#                       D_t, the decay          w_t    bracket    q, k, v
+#                       d_t, the decay          w_t    bracket    q, k, v
 #     GLA               one per key channel     1      none       projections
 #     Mamba2            one number              dt_t   none       C, B, x; all heads share q and k
 #     Gated DeltaNet    one number              b_t    yes        projections of unit length
@@ -673,7 +678,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 
     q, k       (B, T, H, K), T >= 1; H may be 1, for queries and keys that all heads share
     v          (B, T, H, V)
-    log_decay  (B, T, H) or (B, T, H, K): ln of D_t, at most 0
+    log_decay  (B, T, H) or (B, T, H, K): ln of d_t, at most 0
     beta       (B, T, H): b_t, which is also w_t; or None: no bracket, and w_t = 1 (for another
                w_t, pass w_t v_t as v)
     state      (B, H, K, V) before the first step; None: zeros
@@ -700,8 +705,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 
 # ---- 9. The same by matrix products ----------------------------------------
 #
-# Cut time into chunks of C steps. Let S be the state before a chunk, count its steps from 1, and
-# write d_t for the decay of step t (a number, or one per key channel).
+# Cut time into chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
+# Decays d_t multiply: a number, or one number per key channel.
 #
 # Rows of matrices: Q_in = d_1 .. d_t q_t and K_in = d_1 .. d_t k_t are what S meets at step t;
 # K_out = d_{t+1} .. d_C k_t is what is left of its key at the chunk's end.
@@ -713,8 +718,9 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #         d2 d3 q3.k1       d3 q3.k2       q3.k3
 #         d2 d3 d4 q4.k1    d3 d4 q4.k2    d4 q4.k3    q4.k4
 #
-# 2. With the bracket, call what step t really writes u_t. Then S_t = D_t S_{t-1} + k_t u_t^T has no
-#    bracket, and all above holds with u for v. But u_t depends on what the steps before it wrote:
+# 2. With the bracket, call what step t really writes u_t. Then S_t = diag(d_t) S_{t-1} + k_t u_t^T
+#    has no bracket, and all above holds with u for v. But u_t depends on what the steps before it
+#    wrote:
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #

@@ -14,9 +14,6 @@ Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Tri
 GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`. To use the
 layer in a project of your own, copy this file.
 
-The Triton kernels pass all tests in Triton's interpreter, and they compile for an H100. They have
-not run on a GPU yet, so nobody knows how fast they are.
-
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
 

@@ -2372,7 +2372,7 @@ def test_help_says_what_presets_set(capsys):
     with pytest.raises(SystemExit, match="0"):
         train.main(["--help"])
     text = capsys.readouterr().out
-    for words in ("nano sets:", "paper sets:", "depo0: N 10, K 4", "12,000 steps of 32 windows"):
+    for words in ("nano sets:", "paper sets:", "depo0: N 10, K 4", "16,000 steps of 32 windows"):
         assert words in text
 
 
@@ -2568,7 +2568,7 @@ def test_bugs_of_ones_own_end_a_run_with_workers(where, words, here):
     assert done.returncode == 1 and "Traceback" in done.stderr and words in done.stderr
 
 
-@parametrize("what", ("loss", "weights", "logits", "tokens"))
+@parametrize("what", ("loss", "weights", "tokens"))
 def test_what_is_not_finite_is_named_stops_and_is_not_saved(what, ends, monkeypatch):
     steps, real = iter(range(1, 100)), train.train_step
     last = 50 if what == "weights" else 60
@@ -2579,8 +2579,6 @@ def test_what_is_not_finite_is_named_stops_and_is_not_saved(what, ends, monkeypa
             return loss, norm
         if what == "weights":
             model.norm.weight.data[3] = math.inf
-        if what == "logits":
-            model.register_forward_hook(lambda *_: (torch.tensor(math.nan), None))
         if what == "tokens":
             monkeypatch.setattr(tasks.Copy, "evaluate", lambda *_: {"tokens": math.nan})
         return loss * (math.nan if what == "loss" else 1), norm
@@ -3584,19 +3582,27 @@ def test_the_last_hop_ends_at_the_answer(monkeypatch):
     assert_close(shares["<ans>"]["1.2"], torch.tensor([0.0, 0.8]))
 
 
-def test_a_layer_is_switched_off_and_on_again(monkeypatch):
-    """The model knows what the task scores: how many of its layers attend."""
+def test_layers_are_switched_off_and_on_again(monkeypatch):
+    """One hop needs the first of four layers, two hops need the second and one of the others."""
     task = make_task("depo0", N=5, K=2)
-    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=2, n_head=2, d_model=16))
+    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=4, n_head=2, d_model=16))
     outs = [block.mixer.out.weight for block in model.blocks]
 
     def scores(model, seed, n):
-        return {f"k={k}": 0.25 * k * float(bool(out.any())) for k, out in enumerate(outs, 1)}
+        first, second, third, fourth = (bool(out.any()) for out in outs)
+        return {"k=1": float(first), "k=2": float(second and (third or fourth))}
 
     monkeypatch.setattr(task, "evaluate", scores)
     hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
-    right = hops["right_without_a_layer"](task, model)
-    want = {"nothing": [0.25, 0.5], "layer 1": [0.0, 0.5], "layer 2": [0.25, 0.0]}
+    right = hops["right_without_layers"](task, model)
+    want = {
+        "nothing": [1, 1],
+        "layer 1": [0, 1],
+        "layer 2": [1, 0],
+        "layer 3": [1, 1],
+        "layer 4": [1, 1],
+        "layers 1, 3, 4": [0, 0],
+    }
     assert {off: shares.tolist() for off, shares in right.items()} == want
     assert all(out.any() for out in outs) and task.hops == [1, 2]
 

@@ -60,16 +60,16 @@ class Batches:
     seed: int
     batch_size: int
 
-    def __getitem__(self, index):
-        """The batch of step index + 1, drawn by the task (tasks.py, Task.batch).
+    def __getitem__(self, steps_done):
+        """The batch that comes after so many steps, drawn by the task (tasks.py, Task.batch).
 
         tokens and loss_mask (rows, block_size + 1); target_count (), of the rows of all processes
         """
-        batch = self.task.batch(self.seed, index, self.batch_size)
+        batch = self.task.batch(self.seed, steps_done, self.batch_size)
         tokens, loss_mask = map(torch.from_numpy, batch)
         target_count = loss_mask[:, 1:].sum()
         if target_count == 0:
-            raise ValueError(f"step {index + 1}: the task's documents have no targets")
+            raise ValueError(f"step {steps_done + 1}: the task's documents have no targets")
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
 
 
@@ -79,7 +79,7 @@ def load_batches(task, recipe, options, start):
     loader = DataLoader(
         batches,
         batch_size=None,  # each item is a whole batch
-        sampler=range(start, recipe.training.steps),
+        sampler=range(start, recipe.training.steps),  # which items, in this order
         num_workers=options.workers,
         worker_init_fn=ignore_stop_signals,
         pin_memory=options.device == "cuda",
@@ -97,7 +97,7 @@ def ignore_stop_signals(worker):
 
 
 def weight_groups(model, training):
-    """The matrices of Linear and Embedding decay; nothing else does."""
+    """The matrices of Linear and Embedding decay; norms, biases and Canon layers do not."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     learning = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -122,12 +122,12 @@ OPTIMIZERS = {"adamw": adamw}
 
 
 def cosine(done):
-    """From 1 down to a tenth. `done` is the share of the steps after warm-up that are over."""
+    """From 1 down towards a tenth. `done` is the share of the steps after warm-up that are over."""
     return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
 
 
 def linear(done):
-    """From 1 down to 0."""
+    """From 1 down towards 0."""
     return 1 - done
 
 
@@ -148,21 +148,21 @@ def learning_rate(step, peak, training):
 MAX_GRADIENT_NORM = 1.0  # longer gradients are clipped
 
 
-def train_step(model, optimizer, batch, parts, autocast):
-    """Update the weights from a batch, in so many micro-batches. Returns its loss, and the
-    unclipped gradient's norm.
+def train_step(model, optimizer, batch, grad_accum, autocast):
+    """Update the weights from a batch, cut into `grad_accum` micro-batches. Returns its loss, and
+    the norm of the gradient before it is clipped.
 
     The loss is the mean over all targets of the batch, and that of a micro-batch is the mean over
     its own. So each micro-batch counts by its share of the targets. Processes average their
     gradients, hence the factor WORLD.
     """
     tokens, loss_mask, target_count = batch
-    micro_batches = zip(tokens.chunk(parts), loss_mask.chunk(parts))
+    micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
     batch_loss = 0.0
     for number, (rows, mask) in enumerate(micro_batches, 1):
         share = mask[:, 1:].sum() * WORLD / target_count
         exchange = contextlib.nullcontext()
-        if WORLD > 1 and number < parts:
+        if WORLD > 1 and number < grad_accum:
             exchange = model.no_sync()  # processes exchange gradients once, after the last one
         with exchange:
             with autocast:
@@ -187,18 +187,12 @@ def compiled_and_distributed(model, options):
 
 
 @torch.no_grad()
-def evaluate(task, model, recipe, autocast, step, tokens):
-    """The model's scores, after a step. Each process of torchrun computes them.
-
-    Its logits for `tokens`, (B, T), must be finite. The scores alone would not show it: even of
-    logits that are NaN, one counts as the largest.
-    """
+def evaluate(task, model, recipe, autocast):
+    """The model's scores. Each process of torchrun computes them."""
     model.eval()  # ours has no dropout; a mixer of your own may have some
     with autocast:
-        logits, _ = model(tokens)
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
     model.train()
-    require_finite(step, {"logits": logits, **scores})
     return scores
 
 
@@ -218,7 +212,8 @@ def train(options, recipe, command, stop):
     model = CanonGPT(Config(**recipe.model)).to(device)
     require_causal(model)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
-    # This has the same weights. It only trains: for other shapes, it would compile again.
+    # It shares the model's weights. It is for training only: evaluation has other shapes, for which
+    # it would compile again.
     fast_model = compiled_and_distributed(model, options)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
@@ -252,7 +247,7 @@ def train(options, recipe, command, stop):
             batch = [tensor.to(device, non_blocking=True) for tensor in batch]
             loss, norm = train_step(fast_model, optimizer, batch, options.grad_accum, autocast)
             if step == start + 1:
-                bar.unpause()  # the first step may compile, and says nothing about the next ones
+                bar.unpause()  # the first step may compile: leave it out of the bar's estimate
             bar.update()
 
             # Most steps end here: reading the loss would wait for the GPU. (A run that is asked to
@@ -270,8 +265,8 @@ def train(options, recipe, command, stop):
                 line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 if evaluating:
-                    rows = batch[0].chunk(options.grad_accum)[0]  # as many as fit into memory
-                    scores = evaluate(task, model, recipe, autocast, step, rows[:, :-1])
+                    scores = evaluate(task, model, recipe, autocast)
+                    require_finite(step, scores)
                     line["eval"] = scores
                 run.log(line)
                 shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
@@ -281,7 +276,7 @@ def train(options, recipe, command, stop):
             if evaluating or stopping:
                 run.save(model, optimizer, step, clock.seconds())
             if stopping and step < training.steps:
-                run.log({"step": step, "stopped": stop.name})
+                run.log({"step": step, "stopped": stop.name})  # a resumed run forgets this line
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
                 raise Ended(reason, status=128 + stop.number)  # as shells count
             clock.restart(step)
@@ -368,7 +363,7 @@ class Clock:
         self.waited += time.perf_counter() - began
 
     def lap(self, step):
-        """tokens since the start; tokens per second and the share of waiting since `restart`."""
+        """Tokens since the start; since `restart`, tokens per second and the share of waiting."""
         took = time.perf_counter() - self.restarted
         return {
             "tokens": step * self.tokens_per_step,
@@ -451,8 +446,8 @@ def costs_of(run, model, options, clock):
 #
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
-# minutes, `small` for one GPU (where it has not run yet), `paper` for the paper's own numbers
-# (Depo0, our addition, has Depo1's).
+# minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
+# Depo1's).
 
 # L12D768 has 12 layers of 768 dims.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
@@ -479,7 +474,7 @@ def preset(model, task=None, **training):
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
         "copy": preset(L1D16, steps=2000, batch_size=32, lr=1e-2, warmup=200),
-        "depo0": preset(L5D64, steps=12_000, batch_size=32, lr=2.5e-3, warmup=300),
+        "depo0": preset(L5D64, steps=16_000, batch_size=32, lr=5e-3, warmup=300),
         "depo1": preset(L3D64, steps=10_000, batch_size=32, lr=7e-3, warmup=300),
         "depo2": preset(L3D64, steps=5000, batch_size=16, lr=5e-3, warmup=100),
         "brevo1": preset(L3D64, steps=2000, batch_size=32, lr=5e-3, warmup=300),
@@ -559,16 +554,19 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
     task, model, training: dicts, such as an entry of PRESETS has; what is left out has its default
     Raises ValueError for what does not fit.
     """
-    task = make_task(**task)
-    training = Training(**training)
+    made_task = make_task(**task)
+    made_training = Training(**training)
     for field, table in {"schedule": SCHEDULES, "optimizer": OPTIMIZERS}.items():
-        value = getattr(training, field)
+        value = getattr(made_training, field)
         if value not in table:
             raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
-    if training.steps is None:
-        training.steps = task.steps(training.batch_size)
-    model = Config(**{**model, "vocab_size": task.vocab_size, "block_size": task.block_size})
-    return Recipe(preset_name, task.settings, vars(model), training, dtype, seed, eval_size)
+    if made_training.steps is None:
+        made_training.steps = made_task.steps(made_training.batch_size)
+    sizes = {"vocab_size": made_task.vocab_size, "block_size": made_task.block_size}
+    config = Config(**{**model, **sizes})
+    return Recipe(
+        preset_name, made_task.settings, vars(config), made_training, dtype, seed, eval_size
+    )
 
 
 # ---- 7. The command line ----------------------------------------------------
@@ -588,7 +586,7 @@ class Options:
     must_compile: bool  # the user asked for it, so a compiler that fails ends the run
     workers: int  # processes that draw data; with 0 the training process draws it
     eval_every: int  # steps
-    grad_accum: int  # parts of a batch
+    grad_accum: int  # micro-batches of a batch
     resume: bool
 
 
@@ -726,11 +724,10 @@ def read_options(args, device, recipe):
     require_range("eval_every", eval_every, 1, 10**8)
 
     require_range("grad_accum", args.grad_accum, 1, 10**5)
-    parts = WORLD * args.grad_accum
-    if recipe.training.batch_size % parts != 0:
-        raise ValueError(
-            f"batch_size = {recipe.training.batch_size}: must be a multiple of {parts}"
-        )
+    divisor = WORLD * args.grad_accum
+    batch_size = recipe.training.batch_size
+    if batch_size % divisor != 0:
+        raise ValueError(f"batch_size = {batch_size}: must be a multiple of {divisor}")
     return Options(
         device=device,
         out=out,
@@ -751,9 +748,9 @@ def default_dtype(device):
 def read_recipe(args, device):
     """The recipe of the preset or of --config, with the flags in place."""
     if args.config is None:
-        parts = parts_of_preset(args, device)
+        parts = parts_by_flags(args, device)
     else:
-        parts = parts_of_config(args)
+        parts = parts_in_file(args)
     parts["task"] = {**parts["task"], **given(args, task_flags(args))}
     parts["model"] = {**parts["model"], **given(args, MODEL_FLAGS)}
     parts["training"] = {**parts["training"], **given(args, TRAINING_FLAGS)}
@@ -774,7 +771,7 @@ def read_recipe(args, device):
     return recipe
 
 
-def parts_of_preset(args, device):
+def parts_by_flags(args, device):
     if args.task is None:
         raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
     preset_name = args.preset
@@ -784,7 +781,7 @@ def parts_of_preset(args, device):
     return {**parts, "dtype": default_dtype(device)}
 
 
-def parts_of_config(args):
+def parts_in_file(args):
     """What --config's file holds. Flags may not change its task and model.
 
     The file also holds values that follow from others, such as vocab_size. A change of task or
@@ -844,10 +841,10 @@ def can_compile_on_cpu():
     return is_new_enough and header.exists() and compiler is not None
 
 
-# On one core of an Intel Xeon server, with torch 2.13, compiling attention with Canon layers took
-# 26 seconds for one layer, 41 for three and 55 for five (benchmarks/step.py). It saved 9 ms of a
-# step's 20 on Copy, and 30 of 69 on Depo1: about 1e-7 seconds per token, layer and channel.
-WORTH_COMPILING = 4e8  # tokens times layers times channels
+# Tokens times layers times channels: from here on, compiling saves more time than it takes. On one
+# core it takes 26 to 55 seconds, and saves some 1e-7 seconds per token, layer and channel
+# (benchmarks/step.py).
+WORTH_COMPILING = 4e8
 
 
 def compiling_pays(recipe):

@@ -3,11 +3,13 @@
 Asks a trained Depo0 model for K hops on 60 cycles of N nodes. The end of a hop is the second name
 of its edge, with the two tokens behind it, into which Canon mixes the name. Measures which share of
 its attention each head gives to it, on average. Then switches off the attention of one layer at a
-time, and scores the model on 200 other cycles. Prints both as tables, and draws them as hops.png in
-the run's folder.
+time, and scores the model on 200 other cycles. If the model can do without each of several layers,
+it must also try without all of these. Prints tables, and draws them as hops.png in the run's
+folder.
 """
 
 import argparse
+import copy
 import sys
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import runs
 
 CYCLES = 60
 SCORED_CYCLES = 200
+MASTERED = 0.9  # of the answers right
 EDGE = 3  # tokens: "x y ,"
 
 
@@ -69,21 +72,29 @@ def hop_ends(task, tokens, node):
 
 
 @torch.no_grad()
-def right_without_a_layer(task, model):
-    """{what is off: (K,)}: the shares of right answers to 1 .. K hops, with nothing switched off,
-    and with the attention of one layer."""
+def right_answers(task, model, off=()):
+    """(K,): the shares of right answers to 1 .. K hops, without the attention of the layers `off`."""
     task.hops = list(range(1, task.K + 1))
+    saved = copy.deepcopy(model.state_dict())
+    for layer in off:
+        model.blocks[layer - 1].mixer.out.weight.zero_()
+    scores = task.evaluate(model, seed=0, n=SCORED_CYCLES)
+    model.load_state_dict(saved)
+    return torch.tensor(list(scores.values()))
 
-    def shares():
-        return torch.tensor(list(task.evaluate(model, seed=0, n=SCORED_CYCLES).values()))
 
-    found = {"nothing": shares()}
-    for layer, block in enumerate(model.blocks, 1):
-        weight = block.mixer.out.weight
-        saved = weight.clone()
-        weight.zero_()
-        found[f"layer {layer}"] = shares()
-        weight.copy_(saved)
+def right_without_layers(task, model):
+    """{what is off: (K,)}: the shares of right answers with nothing switched off, without each
+    layer's attention, and without that of all layers that can be spared one by one."""
+    found = {"nothing": right_answers(task, model)}
+    spared = []
+    for layer in range(1, len(model.blocks) + 1):
+        right = right_answers(task, model, [layer])
+        found[f"layer {layer}"] = right
+        if right[-1] >= MASTERED:
+            spared.append(layer)
+    if len(spared) > 1:
+        found[f"layers {', '.join(map(str, spared))}"] = right_answers(task, model, spared)
     return found
 
 
@@ -117,7 +128,7 @@ def main():
         panels = {}
         for asker, by_head in attention_to_hops(task, model).items():
             panels[f"Attention from {asker}"] = by_head
-        panels["Right answers, with attention switched off in"] = right_without_a_layer(task, model)
+        panels["Right answers, with attention switched off in"] = right_without_layers(task, model)
         show(panels, task.K, folder / "hops.png")
     except (ValueError, OSError) as error:
         print(f"hops.py: {folder}: {error}", file=sys.stderr)
