@@ -11,8 +11,12 @@ that it reads, which a GPU does in no time. The time goes into memory traffic, s
 reads x once and writes y once, like a plain copy.
 
 Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Triton kernels, for the
-GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`. To use the
-layer in a project of your own, copy this file.
+GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`.
+
+For a project of your own, copy this file as canon_conv.py, say (Hugging Face has a package called
+`kernels`). It needs PyTorch 2.6 or later. See first whether `python canon_conv.py` passes on your
+machine. Then a Canon layer is `canon_conv.causal_conv(x, weight)`. To do without the Triton kernels,
+set `canon_conv.triton = None`.
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """

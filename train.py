@@ -250,13 +250,13 @@ def train(options, recipe, command, stop):
                 bar.unpause()  # the first step may compile: leave it out of the bar's estimate
             bar.update()
 
-            # Most steps end here: reading the loss would wait for the GPU. (A run that is asked to
-            # stop does so after this step; several processes wait until a step that logs.)
+            # Most steps end here: reading the loss would wait for the GPU.
             evaluating = step % options.eval_every == 0 or step == training.steps
             logging = step % LOG_EVERY == 0 or evaluating
-            if not (logging or stop.at_once):
+            stopping = stop.agreed(logging, device)
+            if not (logging or stopping):
                 continue
-            mean_loss, stopping = mean_loss_and_stop(loss, stop.requested)
+            mean_loss = mean_over_processes(loss).item()
             weights = list(model.parameters())
             require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
 
@@ -403,25 +403,30 @@ class StopSignals:
     def name(self):
         return signal.Signals(self.number).name
 
-    @property
-    def at_once(self):
-        """Whether to stop after this very step. Processes of torchrun have to agree first."""
-        return self.requested is not None and WORLD == 1
+    def agreed(self, logging, device):
+        """Whether to stop after this step.
+
+        A single process that was asked to stop does so at once. Several have to agree, which takes
+        time, so they wait until a step that logs. Then all stop if any was asked.
+        """
+        asked = self.requested is not None
+        if WORLD == 1:
+            return asked
+        if not logging:
+            return False
+        return mean_over_processes(torch.tensor(float(asked), device=device)).item() > 0
 
     def __exit__(self, *error):
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
 
-def mean_loss_and_stop(loss, requested):
-    """The loss, averaged over the processes, and whether any of them was asked to stop.
-
-    Then all stop, after the same step.
-    """
-    values = torch.stack([loss, torch.full_like(loss, float(requested is not None))])
+def mean_over_processes(value):
+    """Of a tensor that each process of torchrun has."""
     if WORLD > 1:
-        torch.distributed.all_reduce(values)
-    return values[0].item() / WORLD, values[1].item() > 0
+        value = value.clone()
+        torch.distributed.all_reduce(value)
+    return value / WORLD
 
 
 # ---- 5. What it cost --------------------------------------------------------
