@@ -434,7 +434,7 @@ def relu2(x):
     return F.relu(x).square()
 
 
-MLPS = {  # activation, and whether a gate is multiplied in
+MLPS = {  # the activation, and whether the MLP is gated
     "swiglu": (F.silu, True),
     "swiglu-relu2": (relu2, True),
     "silu": (F.silu, False),

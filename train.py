@@ -50,6 +50,9 @@ RANK = int(os.environ.get("RANK", 0))  # the number of this one
 WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 
 # ---- 1. Data, optimizer, learning rate --------------------------------------
+#
+# A task draws documents and packs them into windows (tasks.py: `documents`, `Task.batch`). `Batches`
+# asks it for the windows of each step, and PyTorch's loader fetches them.
 
 
 @dataclass
@@ -221,8 +224,8 @@ def train(options, recipe, command, stop):
     # canon_gpt.py says `at_least_float32`. There is no float16, and so no GradScaler.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
-    # The run's folder. With --resume the run goes on from the checkpoint, which is there from the
-    # start: a new run saves step 0.
+    # The run's folder: runs.py says what is in it. With --resume the run goes on from the
+    # checkpoint, which is there from the start: a new run saves step 0.
     about = describe(options, recipe, task, model, command)
     run = Run(options.out, about, options.resume, writes=RANK == 0)
     start, seconds = 0, 0.0
@@ -260,7 +263,8 @@ def train(options, recipe, command, stop):
             weights = list(model.parameters())
             require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
 
-            # Log this batch's loss, and now and then the scores.
+            # Log this batch's loss, and now and then the scores. A metric of your own is one more
+            # entry of `line`.
             if logging:
                 line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
@@ -272,7 +276,7 @@ def train(options, recipe, command, stop):
                 shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
                 bar.set_postfix(shown, refresh=False)
 
-            # Save, the log included. Stop if asked to; after the last step, finish instead.
+            # Save a checkpoint, the log included. Stop if asked to, but not after the last step.
             if evaluating or stopping:
                 run.save(model, optimizer, step, clock.seconds())
             if stopping and step < training.steps:

@@ -61,7 +61,8 @@ def add_canon(model, points="abcd"):
 def weight_groups(model, weight_decay):
     """What an optimizer takes. Canon's weights do not decay."""
     canon = [m.weight for m in model.modules() if isinstance(m, Canon)]
-    others = [p for p in model.parameters() if p not in set(canon)]
+    in_canon = set(canon)
+    others = [p for p in model.parameters() if p not in in_canon]
     return [
         {"params": canon, "weight_decay": 0.0},
         {"params": others, "weight_decay": weight_decay},
