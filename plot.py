@@ -485,11 +485,23 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
         for value, count in Counter(last_scores(runs, score)).items():
             if value not in columns:
                 raise ValueError(f"{name}: {score} = {value}: the columns are {places}")
-            step = min(0.2 / column_width, 0.9 / count)  # from dot to dot; a column is 1 wide
-            x = places.index(value) + step * (np.arange(count) - (count - 1) / 2)
-            y = np.full(count, row)
-            axis.plot(x, y, "o", color=look_of[name].colour, mec="white", ms=13, clip_on=False)
+            step = min(0.2 / column_width, 0.19)  # from dot to dot, five a line; a column is 1 wide
+            x, y = centred_lines(count, most=5)
+            x = places.index(value) + step * x
+            y = row + 0.36 * y  # a row is 1 high
+            axis.plot(x, y, "o", color=look_of[name].colour, mec="white", ms=11.5, clip_on=False)
     return figure
+
+
+def centred_lines(count, most):
+    """x and y of `count` dots, in lines of at most `most`, all centred at 0, with steps of 1."""
+    lines = math.ceil(count / most)
+    x, y = [], []
+    for line, dots_here in enumerate(np.array_split(np.arange(count), lines)):
+        for dot in range(len(dots_here)):
+            x.append(dot - (len(dots_here) - 1) / 2)
+            y.append(line - (lines - 1) / 2)
+    return np.array(x), np.array(y)
 
 
 def rule_table(axis, rows, columns):

@@ -290,7 +290,7 @@ COMPARISONS = {
         title=copy_title,
     ),
     "hops": Comparison(
-        minutes=15,
+        minutes=30,
         tasks=("depo0",),
         models=PAIRS,
         figure=draw_hops,
