@@ -670,7 +670,8 @@ def count(parameters):
 # b_t of what S holds under k_t, if k_t has unit length. That is the "delta rule": one step of
 # gradient descent on |S^T k_t - v_t|^2 / 2.
 #
-# The loop below is the definition; section 9 computes the same, fast.
+# The loop below is the definition; section 9 computes the same, fast. (In Part I, S counts tokens;
+# here it is this matrix.)
 
 
 def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
@@ -705,11 +706,13 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 
 # ---- 9. The same by matrix products ----------------------------------------
 #
-# Cut time into chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
-# Decays d_t multiply: a number, or one number per key channel.
+# Cut time into N chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
+# Decays d_t multiply: a number, or one number per key channel. Three matrices have a row for each
+# step t:
 #
-# Rows of matrices: Q_in = d_1 .. d_t q_t and K_in = d_1 .. d_t k_t are what S meets at step t;
-# K_out = d_{t+1} .. d_C k_t is what is left of its key at the chunk's end.
+#     Q_in     d_1 .. d_t q_t          what reads S at step t             q * fade_in
+#     K_in     d_1 .. d_t k_t          the key under which S is read      k * fade_in
+#     K_out    d_{t+1} .. d_C k_t      what is left of k_t at the end     k * fade_out
 #
 # 1. Without the bracket, a chunk is a small attention, o = A V, on top of what S gives. For C = 4,
 #
@@ -856,7 +859,8 @@ def chunked_linear_attention(
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
-        bL = b * decayed_products(k, k, g)  # its diagonal is not L's, but the solver takes ones
+        # This has a diagonal, where L has none. The solver puts ones there, which makes it I + b L.
+        bL = b * decayed_products(k, k, g)
         diagonal = torch.diag_embed(b[..., 0])
         R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
         U0, W = R @ v, R @ (k * fade_in)
@@ -903,7 +907,7 @@ class ShortConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(self.kernel, width).uniform_(-bound, bound))
         if std is not None:
             nn.init.normal_(self.weight, std=std)
-        self.bias = nn.Parameter(torch.empty(width).uniform_(-0.5, 0.5)) if bias else None
+        self.bias = nn.Parameter(torch.empty(width).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x, state=None):
         """(B, T, width) -> same."""
@@ -934,8 +938,7 @@ class LinearMixer(Mixer):
         """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
         # Chunks of 32 are faster where K V is small, those of 64 where it is large
         # (benchmarks/README.md has the times).
-        T, V = v.shape[1], v.shape[3]
-        K = k.shape[3]
+        T, K, V = k.shape[1], k.shape[3], v.shape[3]
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
             chunk = T  # as fast as shorter ones, and compiled in a third of the time
@@ -959,7 +962,8 @@ def heads(x, n_head):
 
 
 class GLA(LinearMixer):
-    """Gated linear attention: 4 heads, keys of D/2, values of D, a decay per key channel."""
+    """Gated linear attention: 4 heads, a decay per key channel. The keys of all heads together have
+    D/2 channels, the values D."""
 
     budget = 4
     n_head = 4

@@ -15,8 +15,8 @@ GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python ker
 
 For a project of your own, copy this file as canon_conv.py, say (Hugging Face has a package called
 `kernels`). It needs PyTorch 2.6 or later. See first whether `python canon_conv.py` passes on your
-machine. Then a Canon layer is `canon_conv.causal_conv(x, weight)`. To do without the Triton kernels,
-set `canon_conv.triton = None`.
+machine. Then a Canon layer is `canon_conv.causal_conv(x, weight)`. `canon_conv.triton = None` does
+without the Triton kernels.
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """

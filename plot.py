@@ -111,8 +111,8 @@ FOLLOW_FROM_OTHERS = ("vocab_size", "sha256")
 
 
 def labels(runs):
-    """A name for each run, no two of one recipe: the model's, and where several share it, what they
-    differ in: ["RoPE, n_layer 1", "RoPE, n_layer 2", "NoPE"].
+    """A name for each run: its model's, and the settings in which runs of that name differ, such as
+    ["RoPE, n_layer 1", "RoPE, n_layer 2", "NoPE"]. No two runs may share a recipe.
     """
     found = []
     for run in runs:
@@ -370,7 +370,7 @@ def draw_curves(axis, groups, score):
 
 
 def median_curve(runs, score):
-    """{step: median over the runs}, at the steps that every run with this score has reached."""
+    """{step: median over the runs}, at the steps at which every run with this score was scored."""
     lines = [values_by_step(run, score) for run in runs]
     lines = [line for line in lines if line]
     if not lines:
@@ -486,9 +486,9 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
             if value not in columns:
                 raise ValueError(f"{name}: {score} = {value}: the columns are {places}")
             step = min(0.2 / column_width, 0.19)  # from dot to dot, five a line; a column is 1 wide
-            x, y = centred_lines(count, most=5)
-            x = places.index(value) + step * x
-            y = row + 0.36 * y  # a row is 1 high
+            across, down = centred_lines(count, most=5)
+            x = places.index(value) + step * across
+            y = row + 0.36 * down  # a row is 1 high
             axis.plot(x, y, "o", color=look_of[name].colour, mec="white", ms=11.5, clip_on=False)
     return figure
 
@@ -497,9 +497,10 @@ def centred_lines(count, most):
     """x and y of `count` dots, in lines of at most `most`, all centred at 0, with steps of 1."""
     lines = math.ceil(count / most)
     x, y = [], []
-    for line, dots_here in enumerate(np.array_split(np.arange(count), lines)):
-        for dot in range(len(dots_here)):
-            x.append(dot - (len(dots_here) - 1) / 2)
+    for line in range(lines):
+        length = len(range(line, count, lines))  # the first lines take what is left over
+        for dot in range(length):
+            x.append(dot - (length - 1) / 2)
             y.append(line - (lines - 1) / 2)
     return np.array(x), np.array(y)
 
@@ -647,6 +648,7 @@ def about_chance(groups, scores):
 
 
 def facts(run):
+    """What the small print may say of a run: ["task copy", "N=64", "1 layer", ..]."""
     task, model = run["task"], run["model"]
     training = run["training"]
     found = [f"task {task['name']}"]
@@ -854,8 +856,8 @@ def draw_insides(args):
     """A figure for each run that has attention. Returns whether there was any."""
     drawn = False
     for path in map(Path, args.runs):
-        if path.suffix == ".png":
-            continue  # figures, which out/* means, too
+        if path.suffix in (*run_folders.NOT_RUNS, ".json"):
+            continue
         try:
             figure = inside(path, args.title)
         except ValueError as error:

@@ -81,7 +81,7 @@ class Recipe:
             raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
 
     def as_dict(self):
-        """What --resume compares, in JSON's types: all but the preset's name."""
+        """{part: value} of RECIPE_PARTS, in JSON's types: all but the preset's name."""
         whole = json.loads(json.dumps(dataclasses.asdict(self)))
         del whole["preset"]
         return whole
@@ -323,8 +323,8 @@ def recipe_differences(old, new, name=""):
 def with_defaults(kind, values):
     """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
 
-    A run that is older than a field had the field's default. A field that __post_init__ changes is
-    no exception: with Config's short_conv, the older run counts as different.
+    A run that is older than a field had the field's default. (Config replaces short_conv's default,
+    None. A run that is older than short_conv has None, so it counts as different.)
     """
     defaults = {}
     for field in dataclasses.fields(kind):
@@ -441,13 +441,16 @@ def require_kinds(values, kinds):
             raise ValueError(f"{field} = {values[field]!r}")
 
 
+NOT_RUNS = (".png", ".md", ".txt", ".jsonl")  # figures and the like, which out/* means, too
+
+
 def read_all(paths):
     """(runs, problems): the runs with scores in these folders and packed files, and one line for
     each path that is damaged. Folders whose run has not begun are left out."""
     found, problems = [], []
     for path in map(Path, paths):
-        if path.suffix in (".png", ".md", ".txt", ".jsonl"):
-            continue  # figures and the like, which out/* means, too
+        if path.suffix in NOT_RUNS:
+            continue
         try:
             if path.is_dir():
                 found.append(read(path))
@@ -494,7 +497,7 @@ def load_model(folder):
         task = make_task(**parts["task"], run_seed=parts["seed"])
         model = CanonGPT(Config(**parts["model"]))
     except Exception as error:
-        own = "(if it is one of your own, import its file first, or pass it as --program)"
+        own = "(Is a task or layer your own? Import its file first, or pass it as --program.)"
         raise RunError(one_line(f"{folder}/config.json: {error} {own}")) from None
     saved = read_checkpoint(folder)
     try:

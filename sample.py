@@ -15,14 +15,13 @@ import os
 import re
 import runpy
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from runs import RunError, load_model
-from tasks import SAMPLES, device_of
+from tasks import SAMPLES, device_of, wrapped
 
 
 def answered(task, model, seed, temperature=0.0):
@@ -74,13 +73,6 @@ def go_on(model, tokens, length, stop, temperature, generator):
     prompt = torch.tensor([tokens], device=device_of(model))
     whole = model.generate(prompt, length, temperature, stop, generator)
     return whole[0, len(tokens) :].tolist()
-
-
-def wrapped(text):
-    """The text in lines of 96 characters."""
-    if "\n" in text:
-        return text  # it has lines of its own
-    return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
 
 
 def coloured(text):

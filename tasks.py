@@ -95,7 +95,7 @@ class Task:
     stop = None  # the token that ends an answer, where answers differ in length
     space = " "  # between tokens in print
     found = {}  # parameters that the task finds out itself, such as a text's size
-    run_seed = 0  # Capo's people are those that this run met
+    run_seed = 0  # the seed of the run that the task is for; Capo's people depend on it
 
     def __init__(self, block_size):
         require_range("block_size", block_size, 1)
@@ -181,7 +181,7 @@ class Task:
     def encode(self, text):
         """The tokens of a text in the task's words. ValueError names a word that is not one."""
         tokens = []
-        for word in text.replace(".", ". ").split():  # "7.2.5" is the tokens "7.", "2." and "5"
+        for word in text.split():
             if word not in self.vocabulary[1:]:
                 raise ValueError(f"{word!r} is not a word of {self.name}")
             tokens.append(self.vocabulary.index(word))
@@ -189,7 +189,7 @@ class Task:
 
     def decode(self, tokens):
         """Tokens in words."""
-        return self.space.join(self.vocabulary[token] for token in tokens).replace(". ", ".")
+        return self.space.join(self.vocabulary[token] for token in tokens)
 
 
 def documents_for(windows, width, mean_length):
@@ -213,6 +213,26 @@ def device_of(model):
 
 def share(outcomes):
     return float(np.mean(outcomes))
+
+
+def require(ok, field, value, allowed):
+    if not ok:
+        raise ValueError(f"{field} = {value!r}: {allowed}")
+
+
+def require_range(field, value, least, most=10**6):
+    require(least <= value <= most, field, value, f"allowed: {least:,} to {most:,}")
+
+
+def score_text(value, unit):
+    """A score in print, by its unit: "97%", "0.123", "1,234"."""
+    if unit == "share":
+        return f"{value:.0%}"
+    if unit == "bits":
+        return f"{value:,.0f}"
+    if unit is not None and unit.startswith(("bits", "nats")):
+        return f"{value:.3f}"
+    return f"{value:.4g}"
 
 
 # ---- 2. Copy (paper Fig. 5): can one layer repeat a permutation? -----------
@@ -264,7 +284,17 @@ def permutations(rng, count, n):
 # scores are of N names only.
 
 
-class Depo(Task):
+class NamesTask(Task):
+    """A task whose names are words of several tokens: "7.2.5" is the tokens "7.", "2." and "5"."""
+
+    def encode(self, text):
+        return super().encode(text.replace(".", ". "))
+
+    def decode(self, tokens):
+        return super().decode(tokens).replace(". ", ".")
+
+
+class Depo(NamesTask):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
     questions = 10  # in an instance, or n if it has fewer nodes
 
@@ -287,16 +317,16 @@ class Depo(Task):
             self.separator = (self.vocab_size,)
             self.vocabulary.append(",")
 
-        self.hops = powers_of_two(K)  # the scored k
+        self.scored = powers_of_two(K)  # the k that evaluate asks for
         if K > 3:
-            self.hops.insert(2, 3)
-        self.units = {f"k={k}": "share" for k in self.hops}
+            self.scored.insert(2, 3)
+        self.units = {f"k={k}": "share" for k in self.scored}
         self.chance = 1 / (N - 1)  # another node of the cycle
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        asked = sum(min(n, self.questions) for n in sizes)
-        hops = rng.integers(1, self.K + 1, asked).tolist()
+        questions = sum(min(n, self.questions) for n in sizes)
+        hops = rng.integers(1, self.K + 1, questions).tolist()
         for document, _ in self.instances(rng, sizes, hops):
             yield document
 
@@ -307,16 +337,16 @@ class Depo(Task):
         [(k, start, end)]: tokens start .. end - 1 answer a question of k hops.
         """
         next_hops = iter(hops)
-        orders = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
-        for names, edges, asked in orders:
-            # names[x] is the word of node x, a tuple of tokens. Both edges and asked are 0..n-1 in
-            # random order: x in edges stands for x -> x + 1, the first of asked are asked about.
+        drawn = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
+        for names, sources, nodes in drawn:
+            # names[x] is the word of node x, a tuple of tokens. Two random orders of 0..n-1: edges
+            # x -> x + 1 are written in that of sources, and nodes are asked about in that of nodes.
             n = len(names)
             document, answers = Document([self.bos]), []
             # exercise 7: document and answers; next(next_hops) is the next question's k
-            for x in edges:
+            for x in sources:
                 document.give(names[x] + names[(x + 1) % n] + self.separator)
-            for q in asked[: self.questions]:
+            for q in nodes[: self.questions]:
                 k = next(next_hops)
                 document.give((self.ans + k, *names[q]))
                 start, end = document.ask((self.ans, *names[(q + k) % n]))
@@ -328,7 +358,7 @@ class Depo(Task):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
         questions = n * min(self.N, self.questions)
-        hops = rng.permutation(np.resize(self.hops, questions)).tolist()
+        hops = rng.permutation(np.resize(self.scored, questions)).tolist()
         sizes = [self.N for _ in range(n)]
         instances = list(self.instances(rng, sizes, hops))
         found = self.right_tokens(model, [document.tokens for document, _ in instances])
@@ -336,7 +366,7 @@ class Depo(Task):
         for row, (_, answers) in zip(found, instances):
             for k, start, end in answers:
                 right[k].append(row[start:end].all())
-        return {f"k={k}": share(right[k]) for k in self.hops}
+        return {f"k={k}": share(right[k]) for k in self.scored}
 
 
 class Depo0(Depo):
@@ -374,6 +404,12 @@ def shuffles(rng, sizes):
         orders.append(keys[start : start + n].argsort().tolist())
         start += n
     return orders
+
+
+def powers_of_two(most):
+    """1, 2, 4 .. and most."""
+    powers = [2**i for i in range(most.bit_length())]
+    return powers if most in powers else [*powers, most]
 
 
 class Words:
@@ -430,7 +466,8 @@ class Words:
                         taken[document].add(word)
                         words[document][place] = word
                 missing[document] = came_twice
-        # Short words come twice more often. Unshuffled, a word's place would tell its length.
+        # A short word is likelier to have come before, so later places get longer words. Shuffle
+        # them, or a word's place would hint at its length.
         shuffled = []
         for found, order in zip(words, shuffles(rng, sizes)):
             shuffled.append([found[i] for i in order])
@@ -470,7 +507,7 @@ class Words:
 # of 2-4 tokens in Brevo2.
 
 
-class Brevo(Task):
+class Brevo(NamesTask):
     meaning = "edges, parent child; then all that q depends on, parents before their children"
 
     def __init__(self, N, V, word_len, block_size):
@@ -658,7 +695,7 @@ def depth_of(parents, q):
 class Mano(Task):
     meaning = "an expression in prefix notation, and its value modulo 23"
     modulus = 23
-    chance = 0.06  # zero is the likeliest value
+    chance = 0.06  # zero is the likeliest value: 6% of short expressions have it
 
     def __init__(self, L=2, block_size=128):
         super().__init__(block_size)
@@ -974,11 +1011,11 @@ class Lano(Task):
 #     [<bos> Ada Mae King first saw light July 3 1961 she grew up in Rome ..]
 #
 # Biographies of N invented people, each met 100 times, each time in newly drawn
-# wordings: how many bits of them does a model hold, for each parameter? A person has three
-# names and some facts, of one token but for the birth date. Three words before a
-# fact tell which it is, in one of 10 wordings. Names and facts are uniform, so
-# log2 of the possibilities is what there is to know. All tokens are targets. Our
-# choice: tokens in place of English.
+# wordings. How many bits of them does a model hold per parameter? A person has
+# three names and some facts, each of one token (the birth date of three). Three
+# words before a fact tell which it is, in one of 10 wordings. Names and facts are
+# uniform, so log2 of the possibilities is what there is to know. All tokens are
+# targets. We chose tokens in place of English.
 
 NAMES = {"first name": 400, "middle name": 400, "last name": 1000}  # how many there are of each
 FACTS = {
@@ -1007,9 +1044,8 @@ WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
 FACT_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
 FACT_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in FACT_PLACES]
 
-
 SENTENCES, WORDINGS = 6, 10  # of a biography; of each sentence
-WORDS = 50  # that wordings are made of
+FILLERS = 50  # the different words that wordings are made of
 
 
 class Capo(Task):
@@ -1030,13 +1066,13 @@ class Capo(Task):
         values = []
         for kind, many in PERSON.items():
             values += [f"{kind}-{i}".replace(" ", "-") for i in range(many)]
-        words = [f"word-{i}" for i in range(WORDS)]
+        words = [f"word-{i}" for i in range(FILLERS)]
         self.vocabulary = [""] + values + words + ["<bos>"]
         self.first_word, self.bos = 1 + len(values), 1 + len(values) + len(words)
         # three words in each wording of each sentence, no two the same
         rng = np.random.default_rng(0)
-        numbers = rng.choice(WORDS**3, (SENTENCES, WORDINGS), replace=False)
-        three_words = np.unravel_index(numbers, (WORDS, WORDS, WORDS))
+        numbers = rng.choice(FILLERS**3, (SENTENCES, WORDINGS), replace=False)
+        three_words = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))
         self.wordings = self.first_word + np.stack(three_words, axis=-1)
         self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
@@ -1187,8 +1223,9 @@ class Text(Task):
     def is_held_out(self, block):
         return block % self.held_out_every == self.held_out_every - 1
 
-    def held_out_windows(self, n):
-        """At most n windows of block_size + 1 tokens, evenly spread over the blocks held out.
+    def held_out_windows(self, n=None):
+        """n windows of block_size + 1 tokens, evenly spread over the blocks held out; all, if n is
+        None or there are not so many.
 
         From window to window of a block, the bytes that are scored follow without a gap.
         """
@@ -1198,7 +1235,8 @@ class Text(Task):
         for block in range(self.held_out_every - 1, self.size // self.block, self.held_out_every):
             first = block * self.block
             starts += range(first, first + self.block - width + 1, step)
-        chosen = np.linspace(0, len(starts) - 1, min(n, len(starts))).astype(int)
+        count = len(starts) if n is None else min(n, len(starts))
+        chosen = np.linspace(0, len(starts) - 1, count).astype(int)
         return np.stack([self.tokens[starts[i] : starts[i] + width] for i in chosen])
 
     @torch.no_grad()
@@ -1216,7 +1254,7 @@ class Text(Task):
 
     def documents(self, rng, count):
         """Windows that are held out, to look at."""
-        windows = self.held_out_windows(10**9)
+        windows = self.held_out_windows()
         chosen = windows[rng.integers(0, len(windows), count)].tolist()
         return [Document(tokens, [(0, len(tokens))]) for tokens in chosen]
 
@@ -1292,32 +1330,6 @@ def make_task(name, run_seed=0, **parameters):
     return task
 
 
-def require(ok, field, value, allowed):
-    if not ok:
-        raise ValueError(f"{field} = {value!r}: {allowed}")
-
-
-def require_range(field, value, least, most=10**6):
-    require(least <= value <= most, field, value, f"allowed: {least:,} to {most:,}")
-
-
-def powers_of_two(most):
-    """1, 2, 4 .. and most."""
-    powers = [2**i for i in range(most.bit_length())]
-    return powers if most in powers else [*powers, most]
-
-
-def score_text(value, unit):
-    """A score in print, by its unit: "97%", "0.123", "1,234"."""
-    if unit == "share":
-        return f"{value:.0%}"
-    if unit == "bits":
-        return f"{value:,.0f}"
-    if unit is not None and unit.startswith(("bits", "nats")):
-        return f"{value:.3f}"
-    return f"{value:.4g}"
-
-
 # ---- 10. An example of each:   python tasks.py depo -------------------------
 
 
@@ -1334,6 +1346,13 @@ def printed(task, document):
     return " ".join(parts)
 
 
+def wrapped(text):
+    """The text in lines of 96 characters, unless it has lines of its own."""
+    if "\n" in text:
+        return text
+    return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
+
+
 def main(arguments):
     try:
         if len(arguments) != 1:
@@ -1345,8 +1364,10 @@ def main(arguments):
     settings = [f"{field} = {value}" for field, value in task.settings.items() if field != "name"]
     print(f"{task.name}: {', '.join(settings)}; {task.vocab_size} tokens\n")
     (document,) = task.documents(np.random.default_rng(0), 1)
-    print(textwrap.fill(printed(task, document), 96, break_on_hyphens=False))
-    print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]; dots join a word's tokens")
+    print(wrapped(printed(task, document)))
+    print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]")
+    if isinstance(task, NamesTask):
+        print("dots join a word's tokens")
 
 
 if __name__ == "__main__":

@@ -1659,7 +1659,7 @@ def test_one_instance_asks_all_scored_hops():
     task = make_task("depo1", N=5, K=4, block_size=60)
     task.right_tokens = lambda model, texts: np.ones((1, 60), dtype=bool)
     assert task.evaluate(None, 0, 1) == {"k=1": 1.0, "k=2": 1.0, "k=3": 1.0, "k=4": 1.0}
-    assert len(make_task("depo1", N=257, K=256, block_size=4000).hops) <= task.questions
+    assert len(make_task("depo1", N=257, K=256, block_size=4000).scored) <= task.questions
 
 
 # -- Brevo
@@ -3604,7 +3604,7 @@ def test_layers_are_switched_off_and_on_again(monkeypatch):
         "layers 1, 3, 4": [0, 0],
     }
     assert {off: shares.tolist() for off, shares in right.items()} == want
-    assert all(out.any() for out in outs) and task.hops == [1, 2]
+    assert all(out.any() for out in outs) and task.scored == [1, 2]
 
 
 # The command line
@@ -3833,9 +3833,19 @@ def test_the_best_rate_needs_the_fewest_bits(folder):
 def test_runs_on_different_texts_are_never_compared():
     here, copy = text_run("", 0, 1.5), make_run(["--task", "copy"], {"sequences": 1.0})
     other, another = text_run("", 1, 1.4, sha256="b"), text_run("", 2, 1.3, sha256="c")
-    assert reproduce.on_one_text([other, here, another, copy]) == [here, copy]
-    assert reproduce.on_one_text([copy, another, other]) == [copy, other]
-    assert reproduce.on_one_text([copy, other]) == [copy, other]
+    assert reproduce.on_one_library([other, here, another, copy]) == [here, copy]
+    assert reproduce.on_one_library([copy, another, other]) == [copy, other]
+    assert reproduce.on_one_library([copy, other]) == [copy, other]
+
+
+def test_texts_of_ones_own_are_told_apart_and_kept():
+    here, other = text_run("", 0, 1.5), text_run("", 1, 1.4, sha256="b")
+    mine, later = text_run("", 2, 1.3, sha256="c"), text_run("", 2, 1.2, sha256="d")
+    for run in (mine, later):
+        run["task"]["text"] = "mine.txt"
+    assert reproduce.on_one_library([mine, other, later, here]) == [mine, later, here]
+    keys = [reproduce.all_but_rate_and_seed(run) for run in (here, other, mine, later)]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
 def test_all_hold():

@@ -39,8 +39,8 @@ from tqdm import tqdm
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config
 from kernels import gpu_has_bfloat16, relative_error
 from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, with_defaults
-from sample import answered, wrapped
-from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text
+from sample import answered
+from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text, wrapped
 
 STOP = {signal.SIGINT, signal.SIGTERM}
 if hasattr(signal, "SIGHUP"):  # Windows has no such signal
@@ -51,8 +51,8 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 
 # ---- 1. Data, optimizer, learning rate --------------------------------------
 #
-# A task draws documents and packs them into windows (tasks.py: `documents`, `Task.batch`). `Batches`
-# asks it for the windows of each step, and PyTorch's loader fetches them.
+# A task draws documents and packs them into windows (tasks.py: `documents`, `Task.batch`).
+# `Batches` asks it for the windows of each step, and PyTorch's loader fetches them.
 
 
 @dataclass

@@ -136,7 +136,7 @@ class Seeds:
     def in_print(self):
         """Each seed: "11%, 12%, 10%"."""
         if self.unit == "steps":
-            texts = [f"{value:,.0f}" for value in self.values]
+            texts = ["never" if math.isinf(value) else f"{value:,.0f}" for value in self.values]
         else:
             texts = [score_text(value, self.unit) for value in self.values]
         return ", ".join(texts)
@@ -169,8 +169,8 @@ class Verdict:
 def decide(rule, seeds, holds, fails):
     """The verdict on a rule about models, from whether it holds and whether it fails.
 
-    seeds: a list, of each model its Seeds. The verdict is undecided whatever they say with fewer
-    than three seeds, and, where models are compared, if all of them are at chance or all at the
+    seeds: a list, of each model its Seeds. With fewer than three seeds the verdict is undecided,
+    whatever holds. So it is where several models are compared, and all are at chance or all at the
     ceiling.
     """
     comparison = len(seeds) > 1
@@ -297,9 +297,9 @@ RESULTS = {
     "R12": "real text",
 }
 DEPO0 = ("depo0",)
-DEPO = ("depo0", "depo1")
-OTHER_THAN_DEPO1 = ("depo2", "brevo1", "brevo2", "mano", "capo", "lano")
-OTHER_TASKS = ("depo1", *OTHER_THAN_DEPO1)
+DEPO = ("depo0", "depo1")  # where hops are compared
+ALL_BUT_DEPO = ("depo2", "brevo1", "brevo2", "mano", "capo", "lano")
+ALL_BUT_DEPO0 = ("depo1", *ALL_BUT_DEPO)
 RECURRENCES = ("GLA + AbCD", "Mamba2 + AbCD", "GDN + AbCD")
 CLAIMS = []
 
@@ -313,7 +313,7 @@ class Claim:
     paper: str | dict  # the paper's numbers, or {task: numbers}
     before_the_runs: tuple  # the tasks on which no run was known when the rule was written
     function: Callable  # it returns the Verdict
-    about: str | None  # the model that the title ends with, if the rule is for several
+    about: str | None  # what stands for {} in the title; None: there is no {}
 
     def judge(self, groups):
         """The Verdict, from {model: its runs on one task}."""
@@ -335,8 +335,8 @@ class Claim:
 
 
 def claim(result, title, comparison, tasks, paper="", before_the_runs=(), each=(None,)):
-    """Enter the function below into CLAIMS. With `each`, it is a claim about each of these models,
-    its second argument, whose name takes the place of {} in the title."""
+    """Enter the function below into CLAIMS. With `each`, enter it once for each of these names. The
+    name takes the place of {} in the title, and is the function's second argument."""
 
     if result not in RESULTS:
         raise ValueError(f"result = {result!r}: allowed: {', '.join(RESULTS)}")
@@ -438,7 +438,7 @@ def canon_masters_one_hop_sooner(seeds):
     "R2",
     "Canon helps RoPE",
     "tasks",
-    OTHER_TASKS,
+    ALL_BUT_DEPO0,
     paper={
         "depo1": "0% to 94% (k=8)",
         "depo2": "30% to 99% (k=16)",
@@ -491,7 +491,7 @@ def a_quarter_of_rope_is_as_good(seeds):
     "R3",
     "NoPE + Canon is as good as RoPE + Canon",
     "tasks",
-    OTHER_THAN_DEPO1,
+    ALL_BUT_DEPO,
     paper={
         "depo2": "99%; 99% (k=16)",
         "brevo1": "84.9%; 58.8%",
@@ -504,7 +504,7 @@ def nope_is_as_good_as_rope_elsewhere(seeds):
     return close_to(seeds("NoPE + Canon", "main"), seeds("RoPE + Canon", "main"))
 
 
-@claim("R3", "Canon lifts NoPE", "tasks", OTHER_TASKS)
+@claim("R3", "Canon lifts NoPE", "tasks", ALL_BUT_DEPO0)
 def canon_lifts_nope(seeds):
     return above(seeds("NoPE + Canon", "main"), seeds("NoPE", "main"))
 

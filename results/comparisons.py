@@ -99,7 +99,8 @@ def hops_title(groups):
     most_without = max(hops_without, default=0)
     if most_without == 0:
         return f"Without Canon, these models do not learn to follow even one arrow; {up_to}"
-    return f"Without Canon, these models follow up to {most_without} arrows; {up_to}"
+    arrows = "one arrow" if most_without == 1 else f"{most_without} arrows"
+    return f"Without Canon, these models follow up to {arrows}; {up_to}"
 
 
 def mastered_with_and_without(groups):
@@ -177,11 +178,12 @@ def families_title(groups):
 
 
 def tasks_title(groups):
-    rope, tasks = lifted(groups, "RoPE")
-    nope, _ = lifted(groups, "NoPE")
-    if rope == nope == tasks:
-        return f"Canon raises the score on each of these {tasks} tasks"
-    return f"Canon raises the score on {rope} of {tasks} tasks with positions, on {nope} without"
+    rope, rope_tasks = lifted(groups, "RoPE")
+    nope, nope_tasks = lifted(groups, "NoPE")
+    if rope == nope == rope_tasks == nope_tasks:
+        return f"Canon raises the score on each of these {rope} tasks"
+    with_positions = f"{rope} of {rope_tasks} tasks with positions"
+    return f"Canon raises the score on {with_positions}, on {nope} of {nope_tasks} without"
 
 
 def text_title(groups):

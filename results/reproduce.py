@@ -120,38 +120,46 @@ def at_rates(run, rates):
 
 
 def finished_runs(shipped=True):
-    """(runs, problems): the finished runs in out/, and those that come with the repository, which
-    are in results/*/runs.json; and what is damaged. Each run has the scores that claims.py makes.
+    """(runs, problems): the finished runs in out/ and, with `shipped`, those that come with the
+    repository, in results/*/runs.json; and what is damaged. Runs have the scores that claims.py
+    makes.
     """
     paths = sorted(Path("out").glob("*/"))
     if shipped:
         paths = sorted(HERE.rglob("runs.json")) + paths
     found, problems = run_folders.read_all(paths)
     finished = [with_made_scores(run) for run in found if run["seconds"] is not None]
-    return on_one_text(finished), problems
+    return on_one_library(finished), problems
 
 
-def on_one_text(runs):
-    """The runs without those on another text. Another Python has another standard library, and what
-    one text costs says nothing about the other.
+def on_one_library(runs):
+    """The runs without those on another Python's standard library: what one text costs says nothing
+    about another.
 
-    Where there are several, the text that counts is this Python's, or else the last run's.
+    Where there are several libraries, this Python's counts, or else the last run's.
     """
-    texts = [run["task"]["sha256"] for run in runs if "sha256" in run["task"]]
-    if len(set(texts)) < 2:
+    libraries = [run["task"]["sha256"] for run in runs if is_on_a_library(run)]
+    if len(set(libraries)) < 2:
         return runs
     here = make_task("text").sha256
-    text = here if here in texts else texts[-1]
-    return [run for run in runs if run["task"].get("sha256", text) == text]
+    library = here if here in libraries else libraries[-1]
+    return [run for run in runs if not is_on_a_library(run) or run["task"]["sha256"] == library]
+
+
+def is_on_a_library(run):
+    return run["task"].get("text") == "python"
 
 
 def all_but_rate_and_seed(recipe):
     """What two runs of one model share: all but seed, learning rate and how many are scored.
 
     recipe: a run, or a recipe's dict. Returns text, so that it can be a key. It leaves out which
-    text it was, as `on_one_text` sees to that.
+    Python's library it was, as `on_one_library` sees to that.
     """
-    task = {name: value for name, value in recipe["task"].items() if name not in WHICH_TEXT}
+    task = dict(recipe["task"])
+    if is_on_a_library(recipe):
+        for field in WHICH_TEXT:
+            del task[field]
     training = dict(recipe["training"])
     del training["lr"]
     parts = {"task": task, "model": recipe["model"], "dtype": recipe["dtype"]}
@@ -309,11 +317,7 @@ class Sweep:
 
 
 # What train.py advises those who start a run by hand. Here the same command goes on.
-ADVICE = (
-    "; the same command with --resume goes on",
-    ": --resume goes on with it, or choose another --out",
-    ": choose another --out",
-)
+ADVICE = (f"; {train.HOW_TO_GO_ON}", ": choose another --out")
 
 
 def reason(status, said):
@@ -432,8 +436,8 @@ CLAIMS_HEAD = """# The paper's claims, judged by the runs that are here
 [claims.py](claims.py). An asterisk marks a rule that was written when some of its runs were known.
 AbCD is Canon-ACD beside the mixer's own convolution. A verdict is *undecided* if neither the rule
 nor its opposite holds for every seed, if there are fewer than three seeds, or if all models are at
-chance or at the ceiling (of shares: 5 points above a guess, 98%; of hops: none, all that are
-asked)."""
+chance or all at the ceiling. For a share, chance ends five points above a guess, and the ceiling
+begins at 98%. For hops, chance is none, and the ceiling is all that are asked."""
 
 
 def claims_page(runs):

@@ -19,11 +19,11 @@ CYCLES = 5000
 def chance_of_a_good_guess(N, K):
     """The mean over all answers of cycles with N nodes, asked as task.evaluate asks."""
     task, rng = make_task("depo0", N=N, K=K), np.random.default_rng(0)
-    hops = rng.permutation(np.resize(task.hops, CYCLES * N)).tolist()
+    hops = rng.permutation(np.resize(task.scored, CYCLES * N)).tolist()
     sizes = [N for _ in range(CYCLES)]
     chances = []
     for document, answers in task.instances(rng, sizes, hops):
-        answered = {k: set() for k in task.hops}
+        answered = {k: set() for k in task.scored}
         for k, answer, _ in answers:
             asked_about = document.tokens[answer - 2]
             ruled_out = answered[k] | {asked_about}

@@ -74,7 +74,7 @@ def hop_ends(task, tokens, node):
 @torch.no_grad()
 def right_answers(task, model, off=()):
     """(K,): the shares of right answers to 1 .. K hops, without the attention of the layers `off`."""
-    task.hops = list(range(1, task.K + 1))
+    task.scored = list(range(1, task.K + 1))
     saved = copy.deepcopy(model.state_dict())
     for layer in off:
         model.blocks[layer - 1].mixer.out.weight.zero_()
