@@ -219,8 +219,11 @@ def table(groups, scores=None):
 
 
 def each_seed(runs, score, unit):
-    """ "97%, 98%": the last value of each run."""
-    return ", ".join(score_text(value, unit) for value in last_scores(runs, score))
+    """The last value of each run, "97%, 98%"; for more than five runs alike, "100% each"."""
+    values = [score_text(value, unit) for value in last_scores(runs, score)]
+    if len(values) > 5 and len(set(values)) == 1:
+        return f"{values[0]} each"
+    return ", ".join(values)
 
 
 def markdown(rows):

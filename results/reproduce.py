@@ -496,7 +496,10 @@ def judge_all(runs):
                 tried = tried_rates(comparison, [task], flags, found)
                 verdict = claim.judge(at_best_rates(comparison, tried, task))
                 if verdict.outcome != NOT_RUN:
-                    judged.append(Judged(claim, task, f"{task}, {preset}, {dtype}", verdict))
+                    where = [task, preset, dtype]
+                    if preset == "nano" and task in comparison.at_nano:
+                        where.append(f"`{comparison.at_nano[task]}`")
+                    judged.append(Judged(claim, task, ", ".join(where), verdict))
             if not judged and task in comparison.tasks:
                 where = f"{task}: `reproduce.py {claim.comparison}`"
                 judged.append(Judged(claim, task, where, claim.judge({})))
