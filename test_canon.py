@@ -4620,6 +4620,19 @@ def test_the_layer_in_readme():
     assert canon(x.bfloat16()).dtype == torch.bfloat16
 
 
+def test_readmes_index_names_what_there_is():
+    """In the table "Where is ..?", names follow the file in which they are defined."""
+    index = (HERE / "README.md").read_text().split("Where is ..?")[1].split("## ")[0]
+    code, found = "", 0
+    for file, name in re.findall(r"(\w+\.py)|`(?:\w+\.)?(\w+)`", index):
+        if file:
+            code = (HERE / file).read_text()
+        else:
+            assert re.search(rf"^( *def |class |){name}\b", code, re.MULTILINE), name
+            found += 1
+    assert found > 12
+
+
 def test_readmes_table_of_layers_switched_off_is_that_of_hops_txt():
     shown = (HERE / "results/depo0/hops.txt").read_text()
     table = shown.split("# Seed 9")[1].split("switched off in:")[1]
