@@ -206,6 +206,8 @@ class NoCanon(nn.Module):
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
 #   state[self], for example by `tail_of_stream`.
+# - The channels are those of q, k and v at B (in attention), one after the other, and those of gate
+#   and up at D.
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
 #   class, too, and train.py lets their weights decay. For neither, use a bare nn.Parameter.
 # - The options canon_kernel, canon_residual, canon_silu and canon_frozen are yours to obey.
@@ -340,11 +342,13 @@ POSITIONS = {
 class Mixer(nn.Module):
     """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
 
-    (A subclass of Attention keeps positions and heads. For a window, it writes `mask` anew.)
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
     In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
     weights CanonGPT redraws.
+
+    A subclass of Attention keeps positions and heads. For a window, give it a `mask` like
+    Attention's that never returns None, and also hides what is too far.
     """
 
     budget = 4  # parameters, in D^2; the MLP gets the rest of BLOCK_BUDGET (section 5)

@@ -242,7 +242,10 @@ def train(options, recipe, command, stop):
     scores = {}  # the last ones
     with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
         for step in range(start + 1, training.steps + 1):  # counted from 1
-            # Update the weights.
+            evaluating = step % options.eval_every == 0 or step == training.steps
+            logging = step % LOG_EVERY == 0 or evaluating
+
+            # 1. Learn from one batch. Most steps do no more: reading the loss waits for the GPU.
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = learning_rate(step, peak, training)
             with clock.waiting():
@@ -252,19 +255,17 @@ def train(options, recipe, command, stop):
             if step == start + 1:
                 bar.unpause()  # the first step may compile: leave it out of the bar's estimate
             bar.update()
-
-            # Most steps end here: reading the loss would wait for the GPU.
-            evaluating = step % options.eval_every == 0 or step == training.steps
-            logging = step % LOG_EVERY == 0 or evaluating
             stopping = stop.agreed(logging, device)
             if not (logging or stopping):
                 continue
+
+            # 2. End the run if it has diverged, before anything is saved.
             mean_loss = mean_over_processes(loss).item()
             weights = list(model.parameters())
             require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
 
-            # Log this batch's loss, and now and then the scores. A metric of your own is one more
-            # entry of `line`.
+            # 3. Log this batch's loss, and now and then the scores. (A metric of your own is one
+            # more entry of `line`.)
             if logging:
                 line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
@@ -276,9 +277,11 @@ def train(options, recipe, command, stop):
                 shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
                 bar.set_postfix(shown, refresh=False)
 
-            # Save a checkpoint, the log included. Stop if asked to, but not after the last step.
+            # 4. Save a checkpoint, the log included.
             if evaluating or stopping:
                 run.save(model, optimizer, step, clock.seconds())
+
+            # 5. Stop if asked to, but not after the last step.
             if stopping and step < training.steps:
                 run.log({"step": step, "stopped": stop.name})  # a resumed run forgets this line
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
@@ -569,6 +572,7 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
         value = getattr(made_training, field)
         if value not in table:
             raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
+    SCHEDULES[made_training.schedule](0.0)  # one of your own fails now, not after the warm-up
     if made_training.steps is None:
         made_training.steps = made_task.steps(made_training.batch_size)
     sizes = {"vocab_size": made_task.vocab_size, "block_size": made_task.block_size}

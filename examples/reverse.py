@@ -12,6 +12,7 @@ from tasks import TASKS, Copy, Document
 
 
 class Reverse(Copy):
+    # Copy's lists are the numbers 1..N in random order. To sort lists, draw N of V numbers instead.
     meaning = "after <query>, the numbers backward"
 
     def __init__(self, N=16, block_size=33):  # train.py's --N and --block-size replace these
