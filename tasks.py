@@ -1366,7 +1366,7 @@ def main(arguments):
     (document,) = task.documents(np.random.default_rng(0), 1)
     print(wrapped(printed(task, document)))
     print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]")
-    if isinstance(task, NamesTask):
+    if isinstance(task, NamesTask) and task.words.longest > 1:
         print("dots join a word's tokens")
 
 
