@@ -2568,7 +2568,7 @@ def test_bugs_of_ones_own_end_a_run_with_workers(where, words, here):
     assert done.returncode == 1 and "Traceback" in done.stderr and words in done.stderr
 
 
-@parametrize("what", ("loss", "weights", "tokens"))
+@parametrize("what", ("loss", "weights", "logits", "tokens"))
 def test_what_is_not_finite_is_named_stops_and_is_not_saved(what, ends, monkeypatch):
     steps, real = iter(range(1, 100)), train.train_step
     last = 50 if what == "weights" else 60
@@ -2579,6 +2579,8 @@ def test_what_is_not_finite_is_named_stops_and_is_not_saved(what, ends, monkeypa
             return loss, norm
         if what == "weights":
             model.norm.weight.data[3] = math.inf
+        if what == "logits":
+            model.register_forward_hook(lambda *_: (torch.tensor(math.nan), None))
         if what == "tokens":
             monkeypatch.setattr(tasks.Copy, "evaluate", lambda *_: {"tokens": math.nan})
         return loss * (math.nan if what == "loss" else 1), norm

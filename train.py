@@ -190,12 +190,18 @@ def compiled_and_distributed(model, options):
 
 
 @torch.no_grad()
-def evaluate(task, model, recipe, autocast):
-    """The model's scores. Each process of torchrun computes them."""
+def evaluate(task, model, recipe, autocast, step, tokens):
+    """The model's scores, after a step. Each process of torchrun computes them.
+
+    Its logits for `tokens`, (B, T), must be finite. The scores alone would not show it: even of
+    logits that are NaN, one counts as the largest.
+    """
     model.eval()  # ours has no dropout; a mixer of your own may have some
     with autocast:
+        logits, _ = model(tokens)
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
     model.train()
+    require_finite(step, {"logits": logits, **scores})
     return scores
 
 
@@ -270,8 +276,8 @@ def train(options, recipe, command, stop):
                 line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 if evaluating:
-                    scores = evaluate(task, model, recipe, autocast)
-                    require_finite(step, scores)
+                    rows = batch[0].chunk(options.grad_accum)[0]  # as many as fit into memory
+                    scores = evaluate(task, model, recipe, autocast, step, rows[:, :-1])
                     line["eval"] = scores
                 run.log(line)
                 shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
