@@ -942,7 +942,8 @@ class LinearMixer(Mixer):
         """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
         # Chunks of 32 are faster where K V is small, those of 64 where it is large
         # (benchmarks/README.md has the times).
-        T, K, V = k.shape[1], k.shape[3], v.shape[3]
+        T, K = k.shape[1], k.shape[3]
+        V = v.shape[3]
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
             chunk = T  # as fast as shorter ones, and compiled in a third of the time

@@ -860,7 +860,7 @@ def draw_insides(args):
     drawn = False
     for path in map(Path, args.runs):
         if path.suffix in (*run_folders.NOT_RUNS, ".json"):
-            continue
+            continue  # a packed run has no weights
         try:
             figure = inside(path, args.title)
         except ValueError as error:

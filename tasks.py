@@ -285,7 +285,7 @@ def permutations(rng, count, n):
 
 
 class NamesTask(Task):
-    """A task whose names are words of several tokens: "7.2.5" is the tokens "7.", "2." and "5"."""
+    """A task whose names are `self.words`, of one token or more: "7.2.5" is "7.", "2." and "5"."""
 
     def encode(self, text):
         return super().encode(text.replace(".", ". "))

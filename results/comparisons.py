@@ -36,6 +36,10 @@ class Comparison:
     half_the_width: tuple = ()  # the tasks whose models have half of the preset's width
     at_nano: dict = field(default_factory=dict)  # {task: flags}, where it is not nano's recipe
 
+    def own_flags(self, task, preset):
+        """The flags that make its recipe another than the preset's, in one text."""
+        return self.at_nano.get(task, "") if preset == "nano" else ""
+
 
 # ---- 1. What several comparisons share -------------------------------------
 

@@ -76,8 +76,7 @@ class Wanted:
 
 def words_for(comparison, task, model, flags):
     """train.py's words for a model on a task. flags: further ones, for all models alike."""
-    if usual_recipe(task, flags).preset == "nano":
-        flags = comparison.at_nano.get(task, "").split() + flags
+    flags = comparison.own_flags(task, usual_recipe(task, flags).preset).split() + flags
     words = ["--task", task] + comparison.models[model].split() + flags
     if model in comparison.twice_the_steps:
         words += ["--steps", str(2 * usual_recipe(task, flags).training.steps)]
@@ -496,10 +495,11 @@ def judge_all(runs):
                 tried = tried_rates(comparison, [task], flags, found)
                 verdict = claim.judge(at_best_rates(comparison, tried, task))
                 if verdict.outcome != NOT_RUN:
-                    where = [task, preset, dtype]
-                    if preset == "nano" and task in comparison.at_nano:
-                        where.append(f"`{comparison.at_nano[task]}`")
-                    judged.append(Judged(claim, task, ", ".join(where), verdict))
+                    where = f"{task}, {preset}, {dtype}"
+                    own_flags = comparison.own_flags(task, preset)
+                    if own_flags:
+                        where += f", `{own_flags}`"
+                    judged.append(Judged(claim, task, where, verdict))
             if not judged and task in comparison.tasks:
                 where = f"{task}: `reproduce.py {claim.comparison}`"
                 judged.append(Judged(claim, task, where, claim.judge({})))

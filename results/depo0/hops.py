@@ -3,9 +3,8 @@
 Asks a trained Depo0 model for K hops on 60 cycles of N nodes. The end of a hop is the second name
 of its edge, with the two tokens behind it, into which Canon mixes the name. Measures which share of
 its attention each head gives to it, on average. Then switches off the attention of one layer at a
-time, and scores the model on 200 other cycles. If the model can do without each of several layers,
-it must also try without all of these. Prints tables, and draws them as hops.png in the run's
-folder.
+time, and scores the model on 200 other cycles; at last, that of all layers together that can be
+spared one by one. Prints tables, and draws them as hops.png in the run's folder.
 """
 
 import argparse
@@ -16,14 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))  # where claims.py is
+sys.path.insert(0, str(HERE.parents[2]))  # where plot.py is
 
 import plot
 import runs
+from claims import MASTERED
 
 CYCLES = 60
 SCORED_CYCLES = 200
-MASTERED = 0.9  # of the answers right
 EDGE = 3  # tokens: "x y ,"
 
 
@@ -73,8 +74,7 @@ def hop_ends(task, tokens, node):
 
 @torch.no_grad()
 def right_answers(task, model, off=()):
-    """(K,): the shares of right answers to 1 .. K hops, without the attention of the layers `off`."""
-    task.scored = list(range(1, task.K + 1))
+    """(scored k,): the shares of right answers, without the attention of the layers `off`."""
     saved = copy.deepcopy(model.state_dict())
     for layer in off:
         model.blocks[layer - 1].mixer.out.weight.zero_()
@@ -84,8 +84,9 @@ def right_answers(task, model, off=()):
 
 
 def right_without_layers(task, model):
-    """{what is off: (K,)}: the shares of right answers with nothing switched off, without each
+    """{what is off: (K,)}: the shares right of 1 .. K hops with nothing switched off, without each
     layer's attention, and without that of all layers that can be spared one by one."""
+    task.scored = list(range(1, task.K + 1))
     found = {"nothing": right_answers(task, model)}
     spared = []
     for layer in range(1, len(model.blocks) + 1):
