@@ -182,7 +182,7 @@ EXERCISES = {
             Group("segments", 1, ("test_triton_segments_meet_forward",)),
         ),
         entries=("kernels.TritonConvolution.forward",),
-        forbidden=(*SLOW_CONVOLUTIONS, *PYTORCH_CONVOLUTIONS),
+        forbidden=SLOW_CONVOLUTIONS + PYTORCH_CONVOLUTIONS,
         needs_triton=True,
     ),
     13: Exercise(
@@ -192,7 +192,7 @@ EXERCISES = {
             Group("segments", 1, ("test_triton_segments_meet_within_a_sequence",)),
         ),
         entries=("kernels.TritonConvolution.backward",),
-        forbidden=(*SLOW_CONVOLUTIONS, *PYTORCH_CONVOLUTIONS),
+        forbidden=SLOW_CONVOLUTIONS + PYTORCH_CONVOLUTIONS,
         needs_triton=True,
     ),
 }  # fmt: skip
