@@ -143,21 +143,25 @@ def load_weights(model, weights):
     model.load_state_dict(weights)
 
 
-def load_optimizer(optimizer, saved, step):
-    """Set what the optimizer remembers of past gradients.
+def load_optimizer(optimizer, saved):
+    """Set what the optimizer remembers of past gradients, from a checkpoint's dict.
 
     An optimizer of your own needs no more than state_dict and load_state_dict. What AdamW remembers
-    is checked first: ValueError if it does not fit the weights.
+    is checked: ValueError if it does not fit the weights.
     """
+    kind = type(optimizer).__name__
+    if saved.get("optimizer_kind", kind) != kind:
+        raise ValueError(f"its optimizer was {saved['optimizer_kind']}, not {kind}")
     if not isinstance(optimizer, torch.optim.AdamW):
-        optimizer.load_state_dict(saved)
+        optimizer.load_state_dict(saved["optimizer"])
         return
     settings = optimizer.state_dict()["param_groups"]  # these follow from the recipe
     try:
-        optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+        state = saved["optimizer"]["state"]
+        optimizer.load_state_dict({"state": state, "param_groups": settings})
     except Exception as error:  # it fails in many ways
         raise ValueError(f"the optimizer's state: {error!r}") from None
-    if step > 0 and not optimizer.state:
+    if saved["step"] > 0 and not optimizer.state:
         raise ValueError("the optimizer's state is empty")
     for weight, memory in optimizer.state.items():  # a weight without a gradient has none
         if not torch.is_tensor(memory.get("step")):
@@ -184,13 +188,14 @@ class Run:
 
         run = Run(folder, about)                      creates the folder and locks it
         run.log({"step": 20, "loss": 1.5})            appends a line to metrics.jsonl
-        run.save(model, optimizer, step, seconds)     writes ckpt.pt
+        run.save(stateful, step, seconds)             writes ckpt.pt
 
         run = Run(folder, about, resume=True)
-        step, seconds = run.restore(model, optimizer)
+        step, seconds = run.restore(stateful)
 
-    about   what config.json will hold, the parts in RECIPE_PARTS among it
-    writes  False in all but the first process of torchrun: these only restore
+    stateful  {"model": model, "optimizer": optimizer}, and what else has a state_dict
+    about     what config.json will hold, the parts in RECIPE_PARTS among it
+    writes    False in all but the first process of torchrun: these only restore
     Raises RunError if the folder holds something else, or another process trains in it.
     """
 
@@ -247,8 +252,8 @@ class Run:
             pass
         return file
 
-    def restore(self, model, optimizer):
-        """Set model, optimizer and log back to the checkpoint. Returns its step and seconds."""
+    def restore(self, stateful):
+        """Set these objects and the log back to the checkpoint. Returns its step and seconds."""
         saved = read_checkpoint(self.folder)
         begun = dict(saved["recipe"])
         begun["model"] = with_defaults(Config, begun["model"])
@@ -261,11 +266,15 @@ class Run:
         try:
             if saved["step"] > self.recipe["training"]["steps"]:
                 raise ValueError(f"step = {saved['step']}")
-            load_weights(model, saved["model"])
-            kind = type(optimizer).__name__
-            if saved.get("optimizer_kind", kind) != kind:
-                raise ValueError(f"its optimizer was {saved['optimizer_kind']}, not {kind}")
-            load_optimizer(optimizer, saved["optimizer"], saved["step"])
+            for name, part in stateful.items():
+                if name not in saved:
+                    raise ValueError(f"it has no {name}")
+                if name == "model":
+                    load_weights(part, saved[name])
+                elif name == "optimizer":
+                    load_optimizer(part, saved)
+                else:
+                    part.load_state_dict(saved[name])
         except ValueError as error:
             raise RunError(one_line(f"{self.folder}/ckpt.pt does not fit: {error}")) from None
         self.lines = [json.loads(line) for line in saved["log"]]
@@ -289,7 +298,7 @@ class Run:
             self.log_file.write(text)
             self.log_file.flush()
 
-    def save(self, model, optimizer, step, seconds):
+    def save(self, stateful, step, seconds):
         """Write ckpt.pt, with the log so far: a resumed run goes on from both.
 
         It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
@@ -298,14 +307,14 @@ class Run:
         if not self.writes:
             return
         checkpoint = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "optimizer_kind": type(optimizer).__name__,
+            "optimizer_kind": type(stateful["optimizer"]).__name__,
             "recipe": self.recipe,
             "step": step,
             "log": [json.dumps(line) for line in self.lines],
             "seconds": seconds,
         }
+        for name, part in stateful.items():
+            checkpoint[name] = part.state_dict()
         with whole_file(self.folder / "ckpt.pt") as file:
             torch.save(checkpoint, file)
 

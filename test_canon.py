@@ -2686,6 +2686,31 @@ def test_an_optimizer_of_ones_own_resumes(here, monkeypatch):
         assert torch.equal(weight, resumed["model"][name])
 
 
+def test_a_checkpoint_holds_whatever_has_a_state(here):
+    model = torch.nn.Linear(2, 2)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = vars(Config(vocab_size=8, block_size=8))
+    training = run_folders.Training(steps=1, batch_size=4, lr=0.1)
+    recipe = run_folders.Recipe("nano", {}, config, training, "float32", seed=0, eval_size=1)
+    about = recipe.as_dict()
+    stateful = {"model": model, "optimizer": optimizer}
+    run = run_folders.Run("without", about)
+    run.save(stateful, step=0, seconds=0.0)
+    run = run_folders.Run("with", about)
+    stateful["average"] = average
+    with torch.no_grad():
+        average.module.weight.fill_(7)
+    run.save(stateful, step=0, seconds=0.0)
+    with torch.no_grad():
+        average.module.weight.fill_(8)
+    run.log_file.close()
+    run_folders.Run("with", about, resume=True).restore(stateful)
+    assert (average.module.weight == 7).all()
+    with pytest.raises(run_folders.RunError, match="does not fit: it has no average"):
+        run_folders.Run("without", about, resume=True).restore(stateful)
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused(ends, monkeypatch):
     with interruption(9), pytest.raises(SystemExit):
         train.main(tiny("--steps 20"))
@@ -3268,7 +3293,8 @@ def write_untrained_model(folder, **model):
     }
     untrained = CanonGPT(config)
     run = run_folders.Run(folder, about)
-    run.save(untrained, torch.optim.AdamW(untrained.parameters()), step=0, seconds=0.0)
+    optimizer = torch.optim.AdamW(untrained.parameters())
+    run.save({"model": untrained, "optimizer": optimizer}, step=0, seconds=0.0)
     return task, untrained
 
 

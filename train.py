@@ -231,16 +231,18 @@ def train(options, recipe, command, stop):
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     # The run's folder: runs.py says what is in it. With --resume the run goes on from the
-    # checkpoint, which is there from the start: a new run saves step 0.
+    # checkpoint, which is there from the start: a new run saves step 0. If you add
+    # something that learns, such as an average of the weights, make it one more entry here.
+    stateful = {"model": model, "optimizer": optimizer}
     about = describe(options, recipe, task, model, command)
     run = Run(options.out, about, options.resume, writes=RANK == 0)
     start, seconds = 0, 0.0
     if options.resume:
-        start, seconds = run.restore(model, optimizer)
+        start, seconds = run.restore(stateful)
         if run.finished:
             raise Ended(f"{options.out} is finished: nothing left to do", status=0)
     else:
-        run.save(model, optimizer, start, seconds)
+        run.save(stateful, start, seconds)
     announce(options, recipe, about)
 
     batches = load_batches(task, recipe, options, start)
@@ -285,7 +287,7 @@ def train(options, recipe, command, stop):
 
             # 4. Save a checkpoint, the log included.
             if evaluating or stopping:
-                run.save(model, optimizer, step, clock.seconds())
+                run.save(stateful, step, clock.seconds())
 
             # 5. Stop if asked to, but not after the last step.
             if stopping and step < training.steps:
@@ -299,7 +301,7 @@ def train(options, recipe, command, stop):
     scores = run.lines[-1]["eval"]
     costs = costs_of(run, model, options, clock)
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
-    run.save(model, optimizer, training.steps, clock.seconds())
+    run.save(stateful, training.steps, clock.seconds())
     print_results(task, model, autocast, scores, costs, recipe.seed)
 
 
