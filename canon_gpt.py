@@ -129,7 +129,7 @@ def canon_by_hand(x, weight):
     weight  (kernel, width); weight[i] is for the token i steps back
     returns (B, T, width)
 
-    The models call `causal_conv`, which does the same faster (kernels.py).
+    The models call `causal_conv`, which computes the same faster (kernels.py). A test compares them.
     """
     # exercise 1
     y = x
@@ -153,11 +153,11 @@ def canon_by_hand(x, weight):
 class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
 
-    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). If the inputs
-    are independent, what a layer of kernel 4 adds then has 0.58 of their size. CanonGPT redraws the
-    weights of all Linear layers from normal(0, 0.02). With these it would be 0.04: almost nothing
-    of the neighbours. So Canon's weights are a bare Parameter. CanonGPT does not redraw it, and
-    train.py does not let it decay.
+    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). For independent
+    inputs, what the layer adds is then 0.58 times as large as its input. CanonGPT redraws the
+    weights of all Linear layers from normal(0, 0.02). Drawn so, four weights would make it 0.04
+    times as large: almost nothing of the neighbours. So Canon's weights are a bare Parameter.
+    CanonGPT does not redraw it, and train.py does not let it decay.
     """
 
     def __init__(self, width, config):
@@ -198,6 +198,8 @@ def tail_of_stream(layer, x, n, state):
 
 
 class NoCanon(nn.Module):
+    """Stands where a block has no Canon layer."""
+
     def forward(self, x, state=None):
         return x
 
@@ -215,7 +217,7 @@ CANONS = {"conv": Canon}
 
 
 def canon_at(point, width, config):
-    """The layer at this point ("a" .. "d"), if the configuration has one there."""
+    """The Canon layer at this point ("a" .. "d"), or NoCanon if the configuration has none there."""
     if point in config.canon:
         return CANONS[config.canon_type](width, config)
     return NoCanon()
@@ -297,7 +299,10 @@ def rotate(x, cos, sin):
 
 
 class ALiBi(Positions):
-    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H."""
+    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H.
+
+    In bfloat16, large distances share a value, as it has 8 bits; --dtype float32 keeps them apart.
+    """
 
     def bias(self, T, S, device):
         h = heads_from_one(self.n_head, device)
@@ -351,7 +356,7 @@ class Mixer(nn.Module):
     Attention's that never returns None, and also hides what is too far.
     """
 
-    budget = 4  # parameters, in D^2; the MLP gets the rest of BLOCK_BUDGET (section 5)
+    budget = 4  # its parameters / D^2. A block has 12, and its MLP gets the rest (section 5)
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -397,13 +402,15 @@ class Attention(Mixer):
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B comes before rotary
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
-        past = None if state is None else state.get(self)
-        start = 0 if past is None else past[0].shape[1]
+        start = 0  # how many tokens came before x
+        if state is not None and self in state:
+            past_k, past_v = state[self]
+            start = past_k.shape[1]
         q = self.positions.turn(q, start)
         k = self.positions.turn(k, start)
-        if past is not None:
-            k = torch.cat([past[0], k], dim=1)  # (B, S, H, K)
-            v = torch.cat([past[1], v], dim=1)
+        if start > 0:
+            k = torch.cat([past_k, k], dim=1)  # (B, S, H, K)
+            v = torch.cat([past_v, v], dim=1)
         if state is not None:
             state[self] = k.contiguous(), v.contiguous()
 
@@ -458,8 +465,8 @@ class MLP(nn.Module):
         D = config.d_model
         self.act, self.gated = MLPS[config.mlp]
         matrices = 3 if self.gated else 2  # gate, up and down, or up and down: D x width each
-        exact = budget * D / matrices
-        width = max(8, 8 * round(exact / 8))  # the nearest multiple of 8
+        exact_width = budget * D / matrices
+        width = max(8, 8 * round(exact_width / 8))  # the nearest multiple of 8
         up_width = 2 * width if self.gated else width  # gate and up together
         self.up = nn.Linear(D, up_width, bias=False)
         self.canon = canon_at("d", up_width, config)  # Canon-D
@@ -598,8 +605,8 @@ class CanonGPT(nn.Module):
             return logits, None
         if loss_mask is None:
             loss_mask = torch.ones_like(targets, dtype=torch.bool)
-        nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-        nats = nats.view_as(targets)  # (B, T)
+        rows = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
+        nats = F.cross_entropy(rows, targets.flatten(), reduction="none").view_as(targets)
         loss = (nats * loss_mask).sum() / loss_mask.sum().clamp(min=1)  # 0 if no target counts
         return logits, loss
 
@@ -609,8 +616,10 @@ class CanonGPT(nn.Module):
 
         Temperature 0 takes the likeliest token, 1 samples. A row that has produced `stop` is
         filled with it; when all have, generation ends. `generator` is a torch.Generator on the
-        tokens' device. Raises ValueError if the result would not fit.
+        tokens' device. Raises ValueError if the result would not fit, or a temperature is negative.
         """
+        if temperature < 0:
+            raise ValueError(f"temperature = {temperature}: allowed: 0 and more")
         limit = self.config.block_size
         total = tokens.shape[1] + max_new_tokens
         if total > limit + 1:  # the last token is never fed
@@ -863,7 +872,8 @@ def chunked_linear_attention(
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
-        # This has a diagonal, where L has none. The solver puts ones there, which makes it I + b L.
+        # L is like A, with k in place of q, but its diagonal is zero. That of this matrix is not, but
+        # the solver reads ones there, which makes it I + b L.
         bL = b * decayed_products(k, k, g)
         diagonal = torch.diag_embed(b[..., 0])
         R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
@@ -1056,7 +1066,7 @@ class GatedDeltaNet(LinearMixer):
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon = canon_at("b", 3 * D, config)
         self.conv = ShortConv(3 * D, std=0.02) if config.short_conv else None
-        self.decay = nn.Linear(D, H, bias=False)
+        self.decay = nn.Linear(D, H, bias=False)  # gives dt, and dt the decay
         self.strength = nn.Linear(D, H, bias=False)
         self.A_log = nn.Parameter(torch.empty(H).uniform_(1e-6, 16).log())
         self.dt_bias = initial_dt_bias(H)

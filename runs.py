@@ -299,10 +299,12 @@ class Run:
             self.log_file.flush()
 
     def save(self, stateful, step, seconds):
-        """Write ckpt.pt, with the log so far: a resumed run goes on from both.
+        """Write ckpt.pt, with the log so far: a resumed run goes on from both. What `state_dict`
+        returns must be a dict of tensors and Python's own numbers, texts, lists and dicts.
 
         It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
-        and our models draw nothing while they train.
+        and our models draw nothing while they train. (A mixer of yours that does, by dropout for
+        example, draws other numbers once it is resumed.)
         """
         if not self.writes:
             return
@@ -314,6 +316,8 @@ class Run:
             "seconds": seconds,
         }
         for name, part in stateful.items():
+            if name in checkpoint:
+                raise ValueError(f"{name!r} in a checkpoint is something else")
             checkpoint[name] = part.state_dict()
         with whole_file(self.folder / "ckpt.pt") as file:
             torch.save(checkpoint, file)

@@ -119,8 +119,8 @@ def read_command_line(argv):
         args.count = 3
     if not 1 <= args.count <= 10_000:
         fail(f"--count {args.count}: allowed: 1 to 10,000")
-    if not 0 <= args.temperature <= 100:
-        fail(f"--temperature {args.temperature}: allowed: 0 to 100")
+    if args.temperature != 0 and not 0.01 <= args.temperature <= 100:
+        fail(f"--temperature {args.temperature}: allowed: 0, and 0.01 to 100")
     if not 0 <= args.seed < 2**32:
         fail(f"--seed {args.seed}: allowed: 0 to {2**32 - 1:,}")
     if args.length is not None and args.prompt is None:

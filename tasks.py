@@ -142,7 +142,9 @@ class Task:
         right = self.right_tokens(model, [document.tokens for document in documents])
         right_documents, right_targets = [], []
         for row, document in zip(right, documents):
-            targets = np.concatenate([row[start:end] for start, end in document.targets])
+            # A target that is the first token counts for nothing: the model predicts the second.
+            answers = [row[max(start, 1) : end] for start, end in document.targets]
+            targets = np.concatenate(answers)
             right_documents.append(targets.all())
             right_targets.append(targets)
         return {"sequences": share(right_documents), "tokens": share(np.concatenate(right_targets))}
@@ -170,8 +172,9 @@ class Task:
     # For sample.py, which shows a model's answers:
 
     def answer_spans(self, document):
-        """What a model is asked in this document: spans of its tokens."""
-        return document.targets
+        """What a model is asked in this document: spans of its tokens. It needs one token to start
+        from."""
+        return [(max(start, 1), end) for start, end in document.targets]
 
     def is_right(self, document, span, answer):
         """Whether these tokens are right in place of the span. None: there is no right or wrong."""

@@ -1373,6 +1373,31 @@ def test_documents_are_enough_to_train_and_to_score():
     assert task.evaluate(Fake(forward=forward), 5, 60) == pytest.approx(scores)
 
 
+class AllAsked(Count):
+    """The same, but <bos> and the number are targets, too."""
+
+    def documents(self, rng, count):
+        documents = super().documents(rng, count)
+        return [Document(whole.tokens, [(0, len(whole.tokens))]) for whole in documents]
+
+
+def test_a_target_may_be_the_first_token():
+    """Nothing predicts it, so it counts for nothing, and nobody is asked for it."""
+    task = AllAsked(block_size=11)
+
+    def forward(tokens):  # of 1 and 2 it knows all, of 3 nothing
+        ended = torch.cat([tokens[:, 1:], tokens[:, 1:2]], dim=1)
+        return F.one_hot(ended % 3 * (tokens[:, 1:2] < 3), 5), None
+
+    documents = task.documents(default_rng([5, tasks.EVAL]), 60)
+    numbers = [document.tokens[1] for document in documents]
+    scores = task.evaluate(Fake(forward=forward), 5, 60)
+    assert scores["sequences"] == pytest.approx(1 - numbers.count(3) / 60)
+
+    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=1, d_model=8)
+    assert sample.answered(task, CanonGPT(config), seed=0).startswith("<bos> [")
+
+
 def test_parameters_and_aliases_replace_the_usual_ones():
     task = make_task("depo", N=9, block_size=90)
     usual = make_task("depo1").settings
@@ -3191,6 +3216,10 @@ def test_a_trained_model_is_loaded_and_answers(ends, capsys):
     refused(["run", "--prompt", "1 " * 21], "1 to 20")
     refused(["run", "--length", "5"], "--prompt")
     refused(["run", "--count", "5", "--prompt", "3"], "--count")
+    for temperature in ("-1", "1e-40", "nan"):
+        refused(["run", f"--temperature={temperature}"], "allowed: 0, and 0.01 to 100")
+    with pytest.raises(ValueError, match="temperature = -1"):
+        model.generate(torch.tensor([[1]]), 1, temperature=-1)
     refused(["nowhere"], "nowhere has no config.json")
 
 

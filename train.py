@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config
 from kernels import gpu_has_bfloat16, relative_error
-from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, with_defaults
+from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, read_checkpoint, with_defaults
 from sample import answered
 from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text, wrapped
 
@@ -119,8 +119,10 @@ def adamw(model, training, device):
     )
 
 
-# One of your own is a function with these arguments, and one more entry. Its groups of weights may
-# have learning rates of their own: warm-up and schedule scale each.
+# An optimizer of your own is a function with these arguments, and one more entry. `train` calls the
+# optimizer's step, zero_grad, state_dict and load_state_dict, and sets "lr" in its param_groups.
+# Groups may have learning rates of their own: warm-up and schedule scale each. (For Muon: the
+# decaying group of `weight_groups` also has embedding and head, which Muon leaves to AdamW.)
 OPTIMIZERS = {"adamw": adamw}
 
 
@@ -139,7 +141,7 @@ SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
 def learning_rate(step, peak, training):
-    """Of a step, counted from 1: linear warm-up to the peak, then decay by the schedule."""
+    """The learning rate of a step, counted from 1: it rises linearly to the peak, then decays."""
     if step <= training.warmup:
         return peak * step / training.warmup
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
@@ -164,10 +166,9 @@ def train_step(model, optimizer, batch, grad_accum, autocast):
     batch_loss = 0.0
     for number, (rows, mask) in enumerate(micro_batches, 1):
         share = mask[:, 1:].sum() * WORLD / target_count
-        exchange = contextlib.nullcontext()
-        if WORLD > 1 and number < grad_accum:
-            exchange = model.no_sync()  # processes exchange gradients once, after the last one
-        with exchange:
+        # Processes exchange gradients once, after the last micro-batch.
+        waits = WORLD > 1 and number < grad_accum
+        with model.no_sync() if waits else contextlib.nullcontext():
             with autocast:
                 _, loss = model(rows[:, :-1], rows[:, 1:], mask[:, 1:])
                 loss = loss * share
@@ -221,8 +222,7 @@ def train(options, recipe, command, stop):
     model = CanonGPT(Config(**recipe.model)).to(device)
     require_causal(model)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
-    # It shares the model's weights. It is for training only: evaluation has other shapes, for which
-    # it would compile again.
+    # The same weights, for training only: evaluation has other shapes, and would compile again.
     fast_model = compiled_and_distributed(model, options)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
@@ -243,6 +243,8 @@ def train(options, recipe, command, stop):
             raise Ended(f"{options.out} is finished: nothing left to do", status=0)
     else:
         run.save(stateful, start, seconds)
+        if RANK == 0:
+            read_checkpoint(options.out)  # what could not be read back ends the run now
     announce(options, recipe, about)
 
     batches = load_batches(task, recipe, options, start)
@@ -437,7 +439,7 @@ class StopSignals:
 
 
 def mean_over_processes(value):
-    """Of a tensor that each process of torchrun has."""
+    """The mean of a tensor that each process of torchrun has."""
     if WORLD > 1:
         value = value.clone()
         torch.distributed.all_reduce(value)
@@ -469,14 +471,14 @@ def costs_of(run, model, options, clock):
 # minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
 # Depo1's).
 
-# L12D768 has 12 layers of 768 dims.
+# L1D16 has 1 layer of 16 dims.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
 L5D64 = dict(n_layer=5, n_head=4, d_model=64)
-L6D384 = dict(n_layer=6, n_head=6, d_model=384)
-L12D768 = dict(n_layer=12, n_head=12, d_model=768)
 L4D128 = dict(n_layer=4, n_head=4, d_model=128)
+L6D384 = dict(n_layer=6, n_head=6, d_model=384)
 L8D512 = dict(n_layer=8, n_head=8, d_model=512)
+L12D768 = dict(n_layer=12, n_head=12, d_model=768)
 L2D32_TIED = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 L4D256_TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
@@ -586,7 +588,13 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
     sizes = {"vocab_size": made_task.vocab_size, "block_size": made_task.block_size}
     config = Config(**{**model, **sizes})
     return Recipe(
-        preset_name, made_task.settings, vars(config), made_training, dtype, seed, eval_size
+        preset=preset_name,
+        task=made_task.settings,
+        model=vars(config),
+        training=made_training,
+        dtype=dtype,
+        seed=seed,
+        eval_size=eval_size,
     )
 
 
@@ -966,7 +974,7 @@ def device_name(device):
 
 
 def processor():
-    """Its name; runs on different ones differ in rounding."""
+    """The processor's name. Rounding differs between processors."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -995,7 +1003,8 @@ def recipe_in_words(recipe):
     return [
         f"{recipe.task['name']}: {', '.join(task)}",
         f"{layers} of {model['mixer']}, {width}, {positions}, {canon}",
-        f"{training.steps:,} steps of {training.batch_size} windows, {rate}",
+        f"{training.steps:,} steps of {training.batch_size} windows, {rate}, "
+        f"{training.optimizer} with weight decay {training.weight_decay:g}",
     ]
 
 
@@ -1060,14 +1069,14 @@ def main(argv=None, program=__file__):
     except RunError as error:
         exit_with_line(error)
     except OSError as error:
-        if not is_about(error, options.out):
+        if RANK > 0 or not is_about(error, options.out):  # only the first process prints the line
             raise  # a bug in a layer or task of your own shows where it is
         advice = ""
         if (options.out / "ckpt.pt").exists():
             advice = f"; {HOW_TO_GO_ON}"
         exit_with_line(f"{type(error).__name__}: {error}{advice}", status=1)
     except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+        if RANK > 0 or not out_of_memory(error):
             raise
         advice = "A smaller --batch-size or a larger --grad-accum needs less"
         exit_with_line(f"{type(error).__name__}: {error}. {advice}", status=1)
