@@ -36,7 +36,7 @@ from kernels import causal_conv
 
 @dataclass
 class Config:
-    """Everything that defines a model. ValueError for a value that is not allowed."""
+    """Everything that defines a model. Raises Refused for a value that is not allowed."""
 
     vocab_size: int
     block_size: int  # the longest sequence, in tokens
@@ -64,9 +64,10 @@ class Config:
             if getattr(self, field) not in table:
                 self.refuse(field, f"allowed: {', '.join(table)}")
 
-        self.canon = "".join(sorted(self.canon.lower()))
-        if not set(self.canon) <= set("abcd") or len(set(self.canon)) < len(self.canon):
+        points = sorted(self.canon.lower())
+        if not set(points) <= set("abcd") or len(set(points)) < len(points):
             self.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
+        self.canon = "".join(points)
         if self.mlp == "none" and not set(self.canon) <= set("ab"):
             self.refuse("canon", "points c and d are at the MLP, and mlp is none")
         if not self.canon:
@@ -111,7 +112,11 @@ class Config:
             self.refuse(field, f"{reason}; leave it out")
 
     def refuse(self, field, reason):
-        raise ValueError(f"{field} = {getattr(self, field)!r}: {reason}")
+        raise Refused(f"{field} = {getattr(self, field)!r}: {reason}")
+
+
+class Refused(ValueError):
+    """A value that a model cannot have. The text is one line for the user."""
 
 
 # ---- 2. Canon --------------------------------------------------------------
@@ -165,7 +170,6 @@ class Canon(nn.Module):
         kernel = config.canon_kernel
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
-        self.weight.requires_grad_(not config.canon_frozen)
         self.residual = config.canon_residual
         self.silu = config.canon_silu
 
@@ -183,7 +187,8 @@ def tail_of_stream(layer, x, n, state):
     """Returns the n inputs before x (B, T, width) in a stream, (B, n, width): zeros at its start.
     Then keeps the last n inputs, up to the end of x, in state[layer] for the next piece.
 
-    Outside a stream it returns None. What it keeps is a copy: a view would keep all of x in memory.
+    Outside a stream it returns None, which `causal_conv` takes for zeros. (Other code must put zeros
+    there itself.) What it keeps is a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -212,15 +217,18 @@ class NoCanon(nn.Module):
 #   and up at D.
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
 #   class, too, and train.py lets their weights decay. For neither, use a bare nn.Parameter.
-# - The options canon_kernel, canon_residual, canon_silu and canon_frozen are yours to obey.
+# - The options canon_kernel, canon_residual and canon_silu are yours to obey.
 CANONS = {"conv": Canon}
 
 
 def canon_at(point, width, config):
     """The Canon layer at this point ("a" .. "d"), or NoCanon if the configuration has none there."""
-    if point in config.canon:
-        return CANONS[config.canon_type](width, config)
-    return NoCanon()
+    if point not in config.canon:
+        return NoCanon()
+    layer = CANONS[config.canon_type](width, config)
+    if config.canon_frozen:
+        layer.requires_grad_(False)
+    return layer
 
 
 # ---- 3. Positions ----------------------------------------------------------
@@ -233,7 +241,7 @@ def canon_at(point, width, config):
 class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
     POSITIONS; what it leaves out does nothing. (One that is added to the embeddings, as GPT-2's is,
-    has its place in CanonGPT.forward instead.)"""
+    has an empty subclass here, for its name, and its vectors in CanonGPT.embedded.)"""
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
@@ -352,8 +360,9 @@ class Mixer(nn.Module):
     In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
     weights CanonGPT redraws.
 
-    A subclass of Attention keeps positions and heads. For a window, give it a `mask` like
-    Attention's that never returns None, and also hides what is too far.
+    A subclass of Attention keeps positions and heads. With a window it is two lines:
+    `class Window32(Attention): window = 32`. A `mask` of your own must add self.positions.bias, or
+    positions such as ALiBi do nothing.
     """
 
     budget = 4  # its parameters / D^2. A block has 12, and its MLP gets the rest (section 5)
@@ -375,6 +384,7 @@ class Attention(Mixer):
     """
 
     attends = True
+    window = None  # how many tokens a head sees, up to its own; None: all
 
     @classmethod
     def check(cls, config):
@@ -421,16 +431,22 @@ class Attention(Mixer):
 
     def mask(self, T, S, like):
         """What is added to the logits of the last T of S tokens, (T, S) or (H, T, S); -inf hides a
-        token. It has the dtype and device of `like`. None stands for PyTorch's own causal mask,
-        which is faster; it does where positions add nothing and the text is read as a whole."""
+        token. It has the dtype and device of `like`.
+
+        Returns None if a head sees all earlier tokens alike and the text is read as a whole: then
+        PyTorch's own causal mask does the same, faster.
+        """
         # exercise 5
         bias = self.positions.bias(T, S, like.device)
-        if bias is None and T == S:
+        if bias is None and self.window is None and T == S:
             return None
         if bias is None:
             bias = torch.zeros(T, S, device=like.device)
-        future = distances(T, S, like.device) < 0
-        return bias.masked_fill(future, -math.inf).to(like.dtype)
+        back = distances(T, S, like.device)
+        hidden = back < 0
+        if self.window is not None:
+            hidden = hidden | (back >= self.window)
+        return bias.masked_fill(hidden, -math.inf).to(like.dtype)
 
 
 MIXERS = {"attention": Attention}  # Part II adds three
@@ -524,6 +540,9 @@ class Block(nn.Module):
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
             self.canon_c = canon_at("c", config.d_model, config)
+            if self.mixer.budget >= BLOCK_BUDGET:
+                reason = f"its budget leaves the MLP nothing of {BLOCK_BUDGET} D^2"
+                config.refuse("mixer", reason)
             self.mlp = MLP(config, BLOCK_BUDGET - self.mixer.budget)  # with Canon-D inside
 
     def forward(self, x, state=None):
@@ -579,6 +598,10 @@ class CanonGPT(nn.Module):
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
 
+    def embedded(self, tokens, start=0):
+        """What the first block reads, (B, T, D), if the first of these tokens is at `start`."""
+        return self.embed(tokens)
+
     def forward(self, tokens, targets=None, loss_mask=None, state=None):
         """Next-token logits, and the loss if there are targets.
 
@@ -597,7 +620,7 @@ class CanonGPT(nn.Module):
         if state is not None:
             state[self] = length
 
-        x = self.embed(tokens)  # (B, T, D)
+        x = self.embedded(tokens, past)  # (B, T, D)
         for block in self.blocks:
             x = block(x, state)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)

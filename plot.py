@@ -34,7 +34,7 @@ from matplotlib.ticker import PercentFormatter
 from torch.overrides import TorchFunctionMode
 
 import runs as run_folders
-from tasks import SAMPLES, score_text
+from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. What a run is called -----------------------------------------------
 
@@ -686,7 +686,8 @@ class AttentionWatcher(TorchFunctionMode):
 
 def attention_weights(query, key, value, *args, **kwargs):
     """(B, H, T, T), for the arguments of PyTorch's function."""
-    identity = torch.eye(key.shape[2]).expand(*key.shape[:3], -1)  # (B, H, T, T)
+    identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
+    identity = identity.expand(*key.shape[:3], -1)  # (B, H, T, T)
     return F.scaled_dot_product_attention(query, key, identity, *args, **kwargs)
 
 
@@ -694,7 +695,7 @@ def attention_weights(query, key, value, *args, **kwargs):
 def attention_maps(model, tokens):
     """{(layer, head): (T, T)}, both counted from 1: how much row t attends to each token."""
     found = {}
-    x = model.embed(torch.tensor([tokens]))
+    x = model.embedded(torch.tensor([tokens], device=device_of(model)))
     for layer, block in enumerate(model.blocks, 1):
         with AttentionWatcher() as watcher:
             x = block(x)

@@ -152,7 +152,7 @@ def load_optimizer(optimizer, saved):
     kind = type(optimizer).__name__
     if saved.get("optimizer_kind", kind) != kind:
         raise ValueError(f"its optimizer was {saved['optimizer_kind']}, not {kind}")
-    if not isinstance(optimizer, torch.optim.AdamW):
+    if type(optimizer) is not torch.optim.AdamW:  # a subclass may remember something else
         optimizer.load_state_dict(saved["optimizer"])
         return
     settings = optimizer.state_dict()["param_groups"]  # these follow from the recipe
@@ -303,8 +303,7 @@ class Run:
         returns must be a dict of tensors and Python's own numbers, texts, lists and dicts.
 
         It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
-        and our models draw nothing while they train. (A mixer of yours that does, by dropout for
-        example, draws other numbers once it is resumed.)
+        and so does what a layer may draw, since train.py sets the seed at each step.
         """
         if not self.writes:
             return
@@ -419,7 +418,11 @@ def read(folder):
 
 # What figures and tables ask of a run's config.json: {field: its kind}
 FIELDS = {"run": str, "preset": str, "dtype": str, "seed": int, "seconds": (int, float, type(None))}
-MODEL_FIELDS = {field.name: field.type for field in dataclasses.fields(Config)}
+MODEL_FIELDS = {field: str for field in ("mixer", "mlp", "pos", "canon", "canon_type")}
+MODEL_FIELDS.update({field: int for field in ("n_layer", "n_head", "d_model", "canon_kernel")})
+MODEL_FIELDS.update(
+    canon_residual=bool, canon_silu=bool, canon_frozen=bool, short_conv=(bool, type(None))
+)
 
 
 def checked(run):
@@ -494,7 +497,7 @@ def pack(runs, path):
 
 
 def load_model(folder):
-    """(task, model) of a run, the model on the CPU, as its last checkpoint has it.
+    """(task, model) of a run, the model on the CPU, with the weights in its last checkpoint's "model".
 
     Raises RunError with one line if there is none, it is damaged, or its task or mixer is unknown.
     """

@@ -90,7 +90,9 @@ class Task:
     `settings`.
     """
 
-    units = {"sequences": "share", "tokens": "share"}  # {score: unit} of what evaluate returns
+    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
+    # another word; the first three say how many digits are printed.
+    units = {"sequences": "share", "tokens": "share"}
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
     space = " "  # between tokens in print
@@ -110,7 +112,7 @@ class Task:
         raise NotImplementedError
 
     def batch(self, seed, step, batch_size):
-        """The training windows of a step, counted from 0.
+        """The training windows that come after `step` steps. (So step 1 of train.py takes batch 0.)
 
         tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
 

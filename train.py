@@ -10,6 +10,7 @@ On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import json
 import math
@@ -36,7 +37,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config
+from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
 from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, read_checkpoint, with_defaults
 from sample import answered
@@ -174,10 +175,10 @@ def train_step(model, optimizer, batch, grad_accum, autocast):
                 loss = loss * share
             loss.backward()
         batch_loss = batch_loss + loss.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+    gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return batch_loss, norm
+    return batch_loss, gradient_norm
 
 
 def compiled_and_distributed(model, options):
@@ -191,15 +192,15 @@ def compiled_and_distributed(model, options):
 
 
 @torch.no_grad()
-def evaluate(task, model, recipe, autocast, step, tokens):
+def evaluate(task, model, recipe, autocast, step, probe):
     """The model's scores, after a step. Each process of torchrun computes them.
 
-    Its logits for `tokens`, (B, T), must be finite. The scores alone would not show it: even of
-    logits that are NaN, one counts as the largest.
+    probe: any tokens, (B, T). Their logits must be finite. The scores alone would not show it: even
+    of logits that are NaN, one counts as the largest.
     """
     model.eval()  # ours has no dropout; a mixer of your own may have some
     with autocast:
-        logits, _ = model(tokens)
+        logits, _ = model(probe)
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
     model.train()
     require_finite(step, {"logits": logits, **scores})
@@ -221,10 +222,12 @@ def train(options, recipe, command, stop):
     task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(Config(**recipe.model)).to(device)
     require_causal(model)
+    require_scores(task, model, recipe.seed)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
     # The same weights, for training only: evaluation has other shapes, and would compile again.
     fast_model = compiled_and_distributed(model, options)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
+    require_all_weights(optimizer, model)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
     # In bfloat16 only matrices multiply. Weights stay in float32; where else the model needs it,
     # canon_gpt.py says `at_least_float32`. There is no float16, and so no GradScaler.
@@ -232,7 +235,8 @@ def train(options, recipe, command, stop):
 
     # The run's folder: runs.py says what is in it. With --resume the run goes on from the
     # checkpoint, which is there from the start: a new run saves step 0. If you add
-    # something that learns, such as an average of the weights, make it one more entry here.
+    # something that learns, such as an average of the weights, make it one more entry here, update
+    # it after `train_step`, pass it to `evaluate`, and let `load_model` (runs.py) read it.
     stateful = {"model": model, "optimizer": optimizer}
     about = describe(options, recipe, task, model, command)
     run = Run(options.out, about, options.resume, writes=RANK == 0)
@@ -261,27 +265,32 @@ def train(options, recipe, command, stop):
             with clock.waiting():
                 batch = next(batches)
             batch = [tensor.to(device, non_blocking=True) for tensor in batch]
-            loss, norm = train_step(fast_model, optimizer, batch, options.grad_accum, autocast)
+            torch.manual_seed(recipe.seed + step)  # for a layer of your own that draws: dropout
+            loss, gradient_norm = train_step(
+                fast_model, optimizer, batch, options.grad_accum, autocast
+            )
             if step == start + 1:
                 bar.unpause()  # the first step may compile: leave it out of the bar's estimate
             bar.update()
             stopping = stop.agreed(logging, device)
             if not (logging or stopping):
-                continue
+                continue  # what stands below is done every 20 steps
 
             # 2. End the run if it has diverged, before anything is saved.
             mean_loss = mean_over_processes(loss).item()
             weights = list(model.parameters())
-            require_finite(step, {"loss": mean_loss, "gradient": norm, "weights": weights})
+            finite = {"loss": mean_loss, "gradient": gradient_norm, "weights": weights}
+            require_finite(step, finite)
 
             # 3. Log this batch's loss, and now and then the scores. (A metric of your own is one
             # more entry of `line`.)
             if logging:
                 line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
+                line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
                 if evaluating:
                     rows = batch[0].chunk(options.grad_accum)[0]  # as many as fit into memory
-                    scores = evaluate(task, model, recipe, autocast, step, rows[:, :-1])
+                    scores = evaluate(task, model, recipe, autocast, step, probe=rows[:, :-1])
                     line["eval"] = scores
                 run.log(line)
                 shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
@@ -327,23 +336,48 @@ def require_causal(model):
     computes something else when a text comes in pieces.
 
     The beginning of a sequence must have the same logits alone as in the whole. So must the whole
-    in two pieces. A layer whose weights are zero at the start adds nothing, so it passes unseen.
+    in two pieces. The model is a copy with other weights: a layer whose weights are zero at the
+    start adds nothing, and would pass unseen.
     """
+    model = copy.deepcopy(model).eval()
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight += 0.02 * noise.to(weight)
     config, state = model.config, {}
-    model.eval()
     length = min(config.block_size, 128)  # longer than the chunks of our linear mixers
     cut = math.ceil(2 * length / 3)  # not where such a chunk ends
     tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
     whole, _ = model(tokens)
     alone, _ = model(tokens[:, :cut])
     stream = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
-    model.train()
     where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
     if not relative_error(alone, whole[:, :cut]) < 1e-4:
         raise Ended(f"{where}: a layer looks ahead", status=2)
     if not relative_error(torch.cat(stream, dim=1), whole) < 1e-4:
         reason = "a layer does not keep in state[self] what it needs"
         raise Ended(f"{where}: {reason}", status=2)
+
+
+@torch.no_grad()
+def require_scores(task, model, seed):
+    """End the run if the task's scores are not those that it announces. An error in an `evaluate` of
+    your own shows here, too, before the training."""
+    model.eval()
+    unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
+    model.train()
+    if unknown:
+        raise Ended(f"{task.name}: its units lack the score {unknown.pop()!r}", status=2)
+
+
+def require_all_weights(optimizer, model):
+    """End the run if the optimizer leaves out a weight that learns."""
+    updated = set()
+    for group in optimizer.param_groups:
+        updated.update(group["params"])
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and weight not in updated:
+            raise Ended(f"the optimizer does not update {name}", status=2)
 
 
 def require_finite(step, values):
@@ -582,7 +616,10 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
         value = getattr(made_training, field)
         if value not in table:
             raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
-    SCHEDULES[made_training.schedule](0.0)  # one of your own fails now, not after the warm-up
+    for done in (0.0, 0.5, 1.0):  # one of your own fails now, not after the warm-up
+        factor = SCHEDULES[made_training.schedule](done)
+        if not 0 <= factor <= 1:
+            raise ValueError(f"schedule = {made_training.schedule!r}: {factor} at {done}")
     if made_training.steps is None:
         made_training.steps = made_task.steps(made_training.batch_size)
     sizes = {"vocab_size": made_task.vocab_size, "block_size": made_task.block_size}
@@ -1066,7 +1103,7 @@ def main(argv=None, program=__file__):
             torch.distributed.destroy_process_group()
     except Ended as ended:
         exit_with_line(ended, ended.status)
-    except RunError as error:
+    except (RunError, Refused) as error:
         exit_with_line(error)
     except OSError as error:
         if RANK > 0 or not is_about(error, options.out):  # only the first process prints the line
