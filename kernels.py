@@ -1,7 +1,7 @@
 """The causal convolution behind every Canon layer: its definition, and a fast form for each device.
 
-A Canon layer adds to each hidden state h_t a weighted sum of itself and the three before it (paper
-Section 4, Eq. 4.1). Each channel has four weights of its own, and h is 0 before the start:
+A Canon layer adds to each hidden state h_t a weighted sum of itself and the three before it (Section
+4, Eq. 4.1 of "Physics of Language Models: Part 4.1", arXiv 2512.17351). Each channel has four weights of its own, and h is 0 before the start:
 
     z_t = w_0 * h_t + w_1 * h_{t-1} + w_2 * h_{t-2} + w_3 * h_{t-3}        (elementwise)
     y_t = h_t + z_t                                                        (the residual)
@@ -15,10 +15,15 @@ GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python ker
 
 For a project of your own, copy this file as canon_conv.py, say (Hugging Face has a package called
 `kernels`). It needs PyTorch 2.6 or later. See first whether `python canon_conv.py` passes on your
-machine. Then a Canon layer is `canon_conv.causal_conv(x, weight)`. `canon_conv.triton = None` does
-without the Triton kernels.
+machine. Then the forward of a Canon layer whose weight has shape (kernel, width) is
 
-From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
+    return canon_conv.causal_conv(x, self.weight)
+
+After `canon_conv.triton = None` it does without the Triton kernels. On a CPU it never uses them.
+Comments such as `# exercise 1` belong to the assignment; delete them.
+
+From canon-gpt; MIT licence (keep its text, LICENSE, beside your copy), copyright (c) 2026 the
+canon-gpt authors.
 """
 
 import argparse
@@ -147,7 +152,7 @@ def with_residual(weight):
 def causal_conv_pytorch(x, weight, residual=True):
     """`causal_conv_reference` without a tail, for any device and kernel size.
 
-    Forward-mode derivatives raise NotImplementedError.
+    Forward-mode derivatives raise NotImplementedError, and torch.func.vmap a RuntimeError.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     T = x.shape[1]
@@ -413,11 +418,14 @@ class TritonConvolution(torch.autograd.Function):
 
 
 def causal_conv_triton(x, weight, residual=True):
-    """`causal_conv_reference` without a tail, for x on a GPU. x must not be empty nor float64, and
-    the kernel size is at most MAX_KERNEL; `causal_conv` sees to that.
+    """`causal_conv_reference` without a tail, for x on a GPU (or on a CPU, if TRITON_INTERPRET=1 was
+    set before the import). x must not be empty nor float64, and the kernel size is at most
+    MAX_KERNEL; `causal_conv` sees to that.
 
     Gradients of gradients, torch.func.grad and forward-mode derivatives raise an error.
     """
+    if triton is None:
+        raise RuntimeError("causal_conv_triton needs Triton; causal_conv does without")
     return TritonConvolution.apply(x, weight, residual)
 
 
@@ -427,8 +435,14 @@ def causal_conv_triton(x, weight, residual=True):
 def causal_conv(x, weight, residual=True, tail=None):
     """`causal_conv_reference` in the form that is fastest on x's device.
 
-    It takes the same arguments and returns the same. The result has x's dtype under autocast, too.
-    Raises ValueError where dtypes or shapes do not fit.
+    x         (B, T, D) float, with any strides; T may be less than the kernel, and sizes may be 0
+    weight    (kernel, D) float; weight[i] multiplies the input i steps back
+    residual  whether to add x itself
+    tail      (B, kernel-1, D), the inputs just before x; None means zeros
+    returns   (B, T, D) in x's dtype, under autocast, too; computed in float32 (float64 if x is)
+
+    Raises ValueError where dtypes or shapes do not fit. torch.func.vmap and forward-mode derivatives
+    raise an error; with Triton gradients of gradients and torch.func.grad do, too.
     """
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ValueError(
@@ -524,7 +538,6 @@ def check(implementations, device, dtypes):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="kernels.py",
         description="Compare every form of the causal convolution with its definition in float64.",
     )
     parser.parse_args(argv)
@@ -543,6 +556,7 @@ def main(argv=None):
     print(f"{'':24}" + "".join(f"{dtype:>12}" for dtype in dtypes))
     for name, errors in check(implementations, device, dtypes).items():
         print(f"{name:24}" + "".join(f"{errors[dtype]:12.1e}" for dtype in dtypes))
+    print("all within their limits")
 
 
 if __name__ == "__main__":

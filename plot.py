@@ -647,7 +647,7 @@ def about_chance(groups, scores):
     """What the line named "chance" is, if there is one."""
     if all(chance_of(groups, score) is None for score in scores):
         return ""
-    return " Chance: a guess among all answers that make sense."
+    return " Chance: the best way to guess."
 
 
 def facts(run):

@@ -4002,8 +4002,9 @@ def test_all_hold():
     assert all_hold(holds, holds).outcome == "holds"
     assert all_hold(holds, undecided).outcome == "undecided"
     assert all_hold(undecided, fails, holds).outcome == "does not hold"
-    assert all_hold(fails, too_few).outcome == "undecided: too few seeds"
-    assert all_hold(too_few, not_run, fails).outcome == "not run"
+    assert all_hold(too_few, not_run, fails).outcome == "does not hold"
+    assert all_hold(holds, too_few).outcome == "undecided: too few seeds"
+    assert all_hold(too_few, not_run, holds).outcome == "not run"
     assert all_hold(holds, fails).rule == f"{holds.rule}; {fails.rule}"
 
 
@@ -4033,8 +4034,8 @@ STEPS = [(100, 100, 100), (900, 900, 900), (100, 900, math.inf)]
 
 @parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
 def test_a_claim_can_come_out_each_way(claim):
-    """Each verdict is found by trying all combinations of seeds. With too few seeds of any model
-    each becomes undecided; without a model, it is not run."""
+    """Each verdict is found by trying all combinations of seeds. With too few seeds of any model it
+    becomes undecided, and without a model not run, unless another part of the rule fails."""
     asked = claim.judge({}).seeds
     score = asked[0].score
     possible = {"hops mastered": HOPS, "steps to k=1": STEPS}.get(score, SHARES)
@@ -4047,11 +4048,12 @@ def test_a_claim_can_come_out_each_way(claim):
         found[outcome] = groups
     assert set(found) == {"holds", "does not hold", "undecided"}
 
-    for groups in found.values():
+    for outcome, groups in found.items():
+        others = {"does not hold"} if outcome == "does not hold" else set()
         for model in groups:
             fewer = {**groups, model: groups[model][:2]}
-            assert claim.judge(fewer).outcome == "undecided: too few seeds"
-            assert claim.judge({**groups, model: []}).outcome == "not run"
+            assert claim.judge(fewer).outcome in others | {"undecided: too few seeds"}
+            assert claim.judge({**groups, model: []}).outcome in others | {"not run"}
 
 
 def test_scores_are_made_of_others():
@@ -4859,14 +4861,18 @@ def test_canon_in_a_llama(points, llama):
 
     undecayed, decayed = llama.weight_groups(model, weight_decay=0.1)
     assert undecayed["weight_decay"] == 0 and decayed["weight_decay"] == 0.1
-    assert len(undecayed["params"]) == 2 * len(wrapped)
-    assert all(weight.shape[0] == 4 for weight in undecayed["params"])
-    assert {id(parameter) for parameter in decayed["params"]} == without
+    canon = {id(m.weight) for m in model.modules() if isinstance(m, llama.Canon)}
+    assert len(canon) == 2 * len(wrapped)
+    vectors = {id(parameter) for parameter in model.parameters() if parameter.dim() == 1}
+    assert {id(parameter) for parameter in undecayed["params"]} == canon | vectors
+    assert {id(parameter) for parameter in decayed["params"]} == without - vectors
 
+    reached = llama.reach(model, 2, length=9)
     if points:  # three tokens on at each point, in each of two layers
-        assert llama.reach(model, 2, length=9)[:4] == [2, 3, 4, 5]
+        assert reached[:4] == [(0, 2), (0, 3), (0, 4), (0, 5)]
     else:
-        assert llama.reach(model, 2, length=9) == [2]
+        assert reached == [(0, 2)]
+    assert {sequence for sequence, _ in reached} == {0}
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"

@@ -221,22 +221,26 @@ def train(options, recipe, command, stop):
     # What learns, what it learns, and what updates it.
     task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(Config(**recipe.model)).to(device)
+    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
+    peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
+
+    # A mistake in a layer, a task or an optimizer of your own shows here, before the training.
     require_causal(model)
     require_scores(task, model, recipe.seed)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the check above
-    # The same weights, for training only: evaluation has other shapes, and would compile again.
-    fast_model = compiled_and_distributed(model, options)
-    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     require_all_weights(optimizer, model)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
+
+    # How it computes. `fast_model` has the same weights, and is for training only: evaluation has
+    # other shapes, and would compile again.
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for require_causal
+    fast_model = compiled_and_distributed(model, options)
     # In bfloat16 only matrices multiply. Weights stay in float32; where else the model needs it,
     # canon_gpt.py says `at_least_float32`. There is no float16, and so no GradScaler.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     # The run's folder: runs.py says what is in it. With --resume the run goes on from the
-    # checkpoint, which is there from the start: a new run saves step 0. If you add
-    # something that learns, such as an average of the weights, make it one more entry here, update
-    # it after `train_step`, pass it to `evaluate`, and let `load_model` (runs.py) read it.
+    # checkpoint, which is there from the start: a new run saves step 0. (If you add something that
+    # learns, such as an average of the weights, make it one more entry here, update it after
+    # `train_step`, pass it to `evaluate`, and let `load_model` in runs.py read it.)
     stateful = {"model": model, "optimizer": optimizer}
     about = describe(options, recipe, task, model, command)
     run = Run(options.out, about, options.resume, writes=RANK == 0)

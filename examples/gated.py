@@ -20,7 +20,8 @@ class GatedCanon(Canon):
 
     def forward(self, x, state=None):  # (B, T, width) -> same
         mixed = super().forward(x, state)
-        return x + 2 * torch.sigmoid(self.gate * x) * (mixed - x)
+        kept = x if self.residual else 0
+        return kept + 2 * torch.sigmoid(self.gate * x) * (mixed - kept)
 
 
 CANONS["gated"] = GatedCanon

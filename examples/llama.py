@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 class Canon(torch.nn.Module):
     def __init__(self, width, kernel=4):
         super().__init__()
-        bound = kernel**-0.5  # with 0.02, it would add almost nothing of the neighbours
+        bound = kernel**-0.5  # as in Conv1d; with GPT's normal(0, 0.02) it would add next to nothing
         self.weight = torch.nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
 
     def forward(self, x):  # (B, T, width) -> same
@@ -59,24 +59,30 @@ def add_canon(model, points="abcd"):
 
 
 def weight_groups(model, weight_decay):
-    """What an optimizer takes. Canon's weights do not decay."""
-    canon = [m.weight for m in model.modules() if isinstance(m, Canon)]
-    in_canon = set(canon)
-    others = [p for p in model.parameters() if p not in in_canon]
+    """What an optimizer takes. Matrices decay; Canon's weights, norms and biases do not."""
+    canon = {m.weight for m in model.modules() if isinstance(m, Canon)}
+    learning = [p for p in model.parameters() if p.requires_grad]
     return [
-        {"params": canon, "weight_decay": 0.0},
-        {"params": others, "weight_decay": weight_decay},
+        {"params": [p for p in learning if p.dim() < 2 or p in canon], "weight_decay": 0.0},
+        {
+            "params": [p for p in learning if p.dim() >= 2 and p not in canon],
+            "weight_decay": weight_decay,
+        },
     ]
 
 
 @torch.no_grad()
 def reach(model, position, length=16):
-    """The positions whose logits change with the token at `position`: those from there on."""
-    tokens = torch.randint(model.config.vocab_size, (1, length), device=model.device)
+    """The positions whose logits change with one token, that at `position` in the first sequence of
+    three. They must all be in the first sequence, and none before `position`.
+
+    Returns a list of (sequence, position). Call it in eval() mode.
+    """
+    tokens = torch.randint(model.config.vocab_size, (3, length), device=model.device)
     changed = tokens.clone()
     changed[0, position] = (changed[0, position] + 1) % model.config.vocab_size
-    difference = (model(tokens).logits - model(changed).logits).abs().amax(-1)[0]
-    return [t for t in range(length) if difference[t] > 1e-4]
+    difference = (model(tokens).logits - model(changed).logits).abs().amax(-1)  # (3, length)
+    return [tuple(place) for place in (difference > 1e-4).nonzero().tolist()]
 
 
 # ---- A trial: a small Llama learns to copy lists ---------------------------
@@ -118,8 +124,13 @@ def main():
     model = LlamaForCausalLM(config)
     add_canon(model)
     count = sum(isinstance(module, Canon) for module in model.modules())
-    print(f"{count} Canon layers; token 8 changes the logits at {reach(model, position=8)}")
+    model.eval()
+    changed = reach(model, position=8)
+    assert changed == [(0, position) for position in range(8, 16)], changed
+    print(f"{count} Canon layers; a token changes no other sequence, and nothing before it")
+    model.train()
     print(f"loss after training: {train(model):.2f}")
+    model.eval()
     (prompt,) = lists_twice(1)[:, :LENGTH]
     written = model.generate(prompt[None], max_new_tokens=LENGTH, do_sample=False)
     print("a list         ", *prompt.tolist())

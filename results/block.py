@@ -71,7 +71,7 @@ def main():
     axis.axis("off")
     axis.text(0.5, 6.1, "a Canon layer", color=ORANGE, fontsize=13, weight="bold", va="center")
     canon_layer(axis, 3.4)
-    sublayer(axis, 1.6, "attention", "norm", "A", "q, k, v", "B", "rotary", "attend", "out")
+    sublayer(axis, 1.6, "attention", "norm", "A", "q, k, v", "B", "(rotary)", "attend", "out")
     sublayer(axis, 0, "MLP", "norm", "C", "gate, up", "D", "act(gate) · up", "down")
     path = Path(__file__).with_name("block.png")
     figure.savefig(path, dpi=200, transparent=True, bbox_inches="tight", pad_inches=0.05)

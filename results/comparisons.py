@@ -239,7 +239,7 @@ TASKS_HEADINGS = {
     "depo2: answers": "Depo2: answers",
     "brevo1: all": "Brevo1: answers",
     "brevo2: all": "Brevo2: answers",
-    "mano: longest": "Mano: right results",
+    "mano: longest": "Mano: the longest",
     "capo: bits/param": "Capo: facts stored",
     "lano: sentences": "Lano: right sentences",
 }
@@ -296,7 +296,7 @@ COMPARISONS = {
         title=copy_title,
     ),
     "hops": Comparison(
-        minutes=30,
+        minutes=40,
         tasks=("depo0",),
         models=PAIRS,
         figure=draw_hops,
@@ -386,7 +386,7 @@ COMPARISONS = {
         title=mlp_title,
     ),
     "linear": Comparison(
-        minutes=10,
+        minutes=18,
         tasks=("depo1",),
         models={
             "GLA, no conv": "--mixer gla --no-short-conv",
@@ -430,7 +430,7 @@ COMPARISONS = {
         title=tasks_title,
     ),
     "text": Comparison(
-        minutes=8,
+        minutes=14,
         tasks=("text",),
         models={
             **PAIRS,
