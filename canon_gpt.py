@@ -134,7 +134,8 @@ def canon_by_hand(x, weight):
     weight  (kernel, width); weight[i] is for the token i steps back
     returns (B, T, width)
 
-    The models call `causal_conv`, which computes the same faster (kernels.py). A test compares them.
+    The models call `causal_conv`, which computes the same faster (kernels.py); a test compares the
+    two.
     """
     # exercise 1
     y = x
@@ -187,8 +188,8 @@ def tail_of_stream(layer, x, n, state):
     """Returns the n inputs before x (B, T, width) in a stream, (B, n, width): zeros at its start.
     Then keeps the last n inputs, up to the end of x, in state[layer] for the next piece.
 
-    Outside a stream it returns None, which `causal_conv` takes for zeros. (Other code must put zeros
-    there itself.) What it keeps is a copy: a view would keep all of x in memory.
+    Outside a stream it returns None, which `causal_conv` takes for zeros. (Other code must put
+    zeros there itself.) What it keeps is a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -222,7 +223,7 @@ CANONS = {"conv": Canon}
 
 
 def canon_at(point, width, config):
-    """The Canon layer at this point ("a" .. "d"), or NoCanon if the configuration has none there."""
+    """The Canon layer at this point ("a" .. "d"), or NoCanon if there is to be none."""
     if point not in config.canon:
         return NoCanon()
     layer = CANONS[config.canon_type](width, config)
@@ -309,7 +310,8 @@ def rotate(x, cos, sin):
 class ALiBi(Positions):
     """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H.
 
-    In bfloat16, large distances share a value, as it has 8 bits; --dtype float32 keeps them apart.
+    In bfloat16, whose numbers have 8 significant bits, large distances share a value; --dtype
+    float32 keeps them apart.
     """
 
     def bias(self, T, S, device):
@@ -360,9 +362,12 @@ class Mixer(nn.Module):
     In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
     weights CanonGPT redraws.
 
-    A subclass of Attention keeps positions and heads. With a window it is two lines:
-    `class Window32(Attention): window = 32`. A `mask` of your own must add self.positions.bias, or
-    positions such as ALiBi do nothing.
+    A subclass of Attention keeps positions and heads. A window is two lines:
+
+        class Window32(Attention): window = 32
+        MIXERS["window32"] = Window32
+
+    A `mask` of your own must add self.positions.bias, or positions such as ALiBi do nothing.
     """
 
     budget = 4  # its parameters / D^2. A block has 12, and its MLP gets the rest (section 5)
@@ -384,7 +389,7 @@ class Attention(Mixer):
     """
 
     attends = True
-    window = None  # how many tokens a head sees, up to its own; None: all
+    window = None  # how many tokens a head sees, its own and those just before; None: all
 
     @classmethod
     def check(cls, config):
@@ -895,8 +900,8 @@ def chunked_linear_attention(
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
-        # L is like A, with k in place of q, but its diagonal is zero. That of this matrix is not, but
-        # the solver reads ones there, which makes it I + b L.
+        # L is like A, with k in place of q and zeros on its diagonal. bL has other numbers there,
+        # but the solver reads ones in their place, which makes it I + b L.
         bL = b * decayed_products(k, k, g)
         diagonal = torch.diag_embed(b[..., 0])
         R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)

@@ -1,7 +1,8 @@
 """The causal convolution behind every Canon layer: its definition, and a fast form for each device.
 
-A Canon layer adds to each hidden state h_t a weighted sum of itself and the three before it (Section
-4, Eq. 4.1 of "Physics of Language Models: Part 4.1", arXiv 2512.17351). Each channel has four weights of its own, and h is 0 before the start:
+A Canon layer adds to each hidden state h_t a weighted sum of itself and the three before it (Eq.
+4.1 of "Physics of Language Models: Part 4.1", arXiv 2512.17351). Each channel has four weights of
+its own, and h is 0 before the start:
 
     z_t = w_0 * h_t + w_1 * h_{t-1} + w_2 * h_{t-2} + w_3 * h_{t-3}        (elementwise)
     y_t = h_t + z_t                                                        (the residual)
@@ -418,8 +419,8 @@ class TritonConvolution(torch.autograd.Function):
 
 
 def causal_conv_triton(x, weight, residual=True):
-    """`causal_conv_reference` without a tail, for x on a GPU (or on a CPU, if TRITON_INTERPRET=1 was
-    set before the import). x must not be empty nor float64, and the kernel size is at most
+    """`causal_conv_reference` without a tail, for x on a GPU, or on a CPU if TRITON_INTERPRET=1 was
+    set before the import. x must not be empty nor float64, and the kernel size is at most
     MAX_KERNEL; `causal_conv` sees to that.
 
     Gradients of gradients, torch.func.grad and forward-mode derivatives raise an error.
@@ -441,8 +442,8 @@ def causal_conv(x, weight, residual=True, tail=None):
     tail      (B, kernel-1, D), the inputs just before x; None means zeros
     returns   (B, T, D) in x's dtype, under autocast, too; computed in float32 (float64 if x is)
 
-    Raises ValueError where dtypes or shapes do not fit. torch.func.vmap and forward-mode derivatives
-    raise an error; with Triton gradients of gradients and torch.func.grad do, too.
+    Raises ValueError where dtypes or shapes do not fit. torch.func.vmap and forward-mode
+    derivatives raise an error; with Triton, gradients of gradients and torch.func.grad do, too.
     """
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ValueError(

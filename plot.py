@@ -647,7 +647,7 @@ def about_chance(groups, scores):
     """What the line named "chance" is, if there is one."""
     if all(chance_of(groups, score) is None for score in scores):
         return ""
-    return " Chance: the best way to guess."
+    return " Chance: the best guess that ignores earlier answers."
 
 
 def facts(run):

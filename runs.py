@@ -205,6 +205,7 @@ class Run:
         self.recipe = {part: about[part] for part in RECIPE_PARTS}
         self.lines = []  # the log, dicts
         self.log_file = None
+        self.was_read_back = False
         if resume and not (self.folder / "ckpt.pt").exists():
             raise RunError(f"--resume: {folder} has no ckpt.pt")
         if not writes:
@@ -320,6 +321,13 @@ class Run:
             checkpoint[name] = part.state_dict()
         with whole_file(self.folder / "ckpt.pt") as file:
             torch.save(checkpoint, file)
+        if step > 0 and not self.was_read_back:
+            # Once, when an optimizer has a state: what --resume could not read ends the run now.
+            self.was_read_back = True
+            try:
+                read_checkpoint(self.folder)
+            except RunError as error:
+                raise RunError(f"--resume could not go on from here: {error}") from None
 
 
 def recipe_differences(old, new, name=""):
@@ -497,7 +505,7 @@ def pack(runs, path):
 
 
 def load_model(folder):
-    """(task, model) of a run, the model on the CPU, with the weights in its last checkpoint's "model".
+    """(task, model) of a run, the model on the CPU. Its weights are "model" in the last checkpoint.
 
     Raises RunError with one line if there is none, it is damaged, or its task or mixer is unknown.
     """

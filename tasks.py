@@ -91,7 +91,7 @@ class Task:
     """
 
     # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
-    # another word; the first three say how many digits are printed.
+    # another word; the first four say how scores are printed.
     units = {"sequences": "share", "tokens": "share"}
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
@@ -174,9 +174,9 @@ class Task:
     # For sample.py, which shows a model's answers:
 
     def answer_spans(self, document):
-        """What a model is asked in this document: spans of its tokens. It needs one token to start
-        from."""
-        return [(max(start, 1), end) for start, end in document.targets]
+        """What a model is asked in this document: spans of its tokens. Nothing predicts the first
+        token, so it is in none."""
+        return [(max(start, 1), end) for start, end in document.targets if end > 1]
 
     def is_right(self, document, span, answer):
         """Whether these tokens are right in place of the span. None: there is no right or wrong."""

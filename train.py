@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
-from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, read_checkpoint, with_defaults
+from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, with_defaults
 from sample import answered
 from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text, wrapped
 
@@ -251,8 +251,6 @@ def train(options, recipe, command, stop):
             raise Ended(f"{options.out} is finished: nothing left to do", status=0)
     else:
         run.save(stateful, start, seconds)
-        if RANK == 0:
-            read_checkpoint(options.out)  # what could not be read back ends the run now
     announce(options, recipe, about)
 
     batches = load_batches(task, recipe, options, start)
@@ -269,7 +267,8 @@ def train(options, recipe, command, stop):
             with clock.waiting():
                 batch = next(batches)
             batch = [tensor.to(device, non_blocking=True) for tensor in batch]
-            torch.manual_seed(recipe.seed + step)  # for a layer of your own that draws: dropout
+            # For a layer of your own that draws, such as dropout: other numbers in each process.
+            torch.manual_seed((recipe.seed + step) * WORLD + RANK)
             loss, gradient_norm = train_step(
                 fast_model, optimizer, batch, options.grad_accum, autocast
             )
@@ -365,8 +364,8 @@ def require_causal(model):
 
 @torch.no_grad()
 def require_scores(task, model, seed):
-    """End the run if the task's scores are not those that it announces. An error in an `evaluate` of
-    your own shows here, too, before the training."""
+    """End the run if the task returns a score that its units lack. It scores one instance, so that
+    an error in an `evaluate` of your own shows here, too, before the training."""
     model.eval()
     unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
     model.train()
@@ -623,7 +622,8 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
     for done in (0.0, 0.5, 1.0):  # one of your own fails now, not after the warm-up
         factor = SCHEDULES[made_training.schedule](done)
         if not 0 <= factor <= 1:
-            raise ValueError(f"schedule = {made_training.schedule!r}: {factor} at {done}")
+            name = made_training.schedule
+            raise ValueError(f"schedule = {name!r}: {factor} at {done}; allowed: 0 to 1")
     if made_training.steps is None:
         made_training.steps = made_task.steps(made_training.batch_size)
     sizes = {"vocab_size": made_task.vocab_size, "block_size": made_task.block_size}

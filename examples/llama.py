@@ -3,8 +3,8 @@
     pip install transformers
     python examples/llama.py
 
-It puts Canon layers into a small new Llama, checks them, and trains it to copy lists. For a model of
-your own, copy the functions that you need.
+It puts Canon layers into a small new Llama, checks them, and trains it to copy lists. For a model
+of your own, copy the functions that you need.
 """
 
 import torch
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 class Canon(torch.nn.Module):
     def __init__(self, width, kernel=4):
         super().__init__()
-        bound = kernel**-0.5  # as in Conv1d; with GPT's normal(0, 0.02) it would add next to nothing
+        bound = kernel**-0.5  # as in Conv1d; GPT's normal(0, 0.02) would add next to nothing
         self.weight = torch.nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
 
     def forward(self, x):  # (B, T, width) -> same

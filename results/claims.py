@@ -68,7 +68,7 @@ def with_made_scores(run):
         if main in scores:  # a task of one's own may not score it each time
             scores[f"{task}: {main}"] = scores[main]
         evals.append({"step": step, "eval": scores})
-    units.setdefault(main, "")  # a task of one's own may not say it
+    units.setdefault(main, "")  # a run begun before train.py asked for it may lack it
     units[f"{task}: {main}"] = units[main]
     return {**run, "evals": evals, "units": units, "main": main}
 

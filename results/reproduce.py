@@ -436,7 +436,8 @@ CLAIMS_HEAD = """# The paper's claims, judged by the runs that are here
 AbCD is Canon-ACD beside the mixer's own convolution. A verdict is *undecided* if neither the rule
 nor its opposite holds for every seed, if there are fewer than three seeds, or if all models are at
 chance or all at the ceiling. For a share, chance ends five points above a guess, and the ceiling
-begins at 98%. For hops, chance is none, and the ceiling is all that are asked."""
+begins at 98%. For hops, chance is none, and the ceiling is all that are asked. A rule of several
+parts does not hold as soon as one part fails, even if another is undecided or has not run."""
 
 
 def claims_page(runs):
