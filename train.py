@@ -224,18 +224,18 @@ def train(options, recipe, command, stop):
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
 
-    # A mistake in a layer, a task or an optimizer of your own shows here, before the training.
-    require_causal(model)
-    require_scores(task, model, recipe.seed)
-    require_all_weights(optimizer, model)
-
-    # How it computes. `fast_model` has the same weights, and is for training only: evaluation has
-    # other shapes, and would compile again.
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for require_causal
-    fast_model = compiled_and_distributed(model, options)
     # In bfloat16 only matrices multiply. Weights stay in float32; where else the model needs it,
     # canon_gpt.py says `at_least_float32`. There is no float16, and so no GradScaler.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
+
+    # A mistake in a layer, a task or an optimizer of your own shows here, before the training.
+    require_causal(model)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for require_causal
+    require_scores(task, model, recipe.seed, autocast)
+    require_all_weights(optimizer, model)
+
+    # The same weights, for training only: evaluation has other shapes, and would compile again.
+    fast_model = compiled_and_distributed(model, options)
 
     # The run's folder: runs.py says what is in it. With --resume the run goes on from the
     # checkpoint, which is there from the start: a new run saves step 0. (If you add something that
@@ -363,11 +363,12 @@ def require_causal(model):
 
 
 @torch.no_grad()
-def require_scores(task, model, seed):
+def require_scores(task, model, seed, autocast):
     """End the run if the task returns a score that its units lack. It scores one instance, so that
     an error in an `evaluate` of your own shows here, too, before the training."""
     model.eval()
-    unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
+    with autocast:
+        unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
     model.train()
     if unknown:
         raise Ended(f"{task.name}: its units lack the score {unknown.pop()!r}", status=2)
