@@ -157,7 +157,7 @@ def canon_by_hand(x, weight):
 
 
 class Canon(nn.Module):
-    """The Canon layer, or a variant of the paper's: no residual, with SiLU, frozen.
+    """The Canon layer, or a variant of the paper's: no residual, with SiLU. (`canon_at` freezes.)
 
     The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). For independent
     inputs, what the layer adds is then 0.58 times as large as its input. CanonGPT redraws the

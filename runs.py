@@ -426,11 +426,21 @@ def read(folder):
 
 # What figures and tables ask of a run's config.json: {field: its kind}
 FIELDS = {"run": str, "preset": str, "dtype": str, "seed": int, "seconds": (int, float, type(None))}
-MODEL_FIELDS = {field: str for field in ("mixer", "mlp", "pos", "canon", "canon_type")}
-MODEL_FIELDS.update({field: int for field in ("n_layer", "n_head", "d_model", "canon_kernel")})
-MODEL_FIELDS.update(
-    canon_residual=bool, canon_silu=bool, canon_frozen=bool, short_conv=(bool, type(None))
-)
+MODEL_FIELDS = {
+    "n_layer": int,
+    "n_head": int,
+    "d_model": int,
+    "mixer": str,
+    "mlp": str,
+    "pos": str,
+    "canon": str,
+    "canon_type": str,
+    "canon_kernel": int,
+    "canon_residual": bool,
+    "canon_silu": bool,
+    "canon_frozen": bool,
+    "short_conv": (bool, type(None)),
+}
 
 
 def checked(run):

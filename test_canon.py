@@ -77,7 +77,6 @@ from canon_gpt import (
     Mamba2,
     canon_by_hand,
     chunked_linear_attention,
-    distances,
     heads,
     linear_recurrence,
     rotary_angles,
