@@ -5,18 +5,17 @@ weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block, A to D; `canon="abcd"` is all four. In a model of width D, the
-layers at A and C are D wide, that at B is 3D wide, and that at D about 16D/3 (with attention and a
-gated MLP):
+It can sit at four points of a block; `canon="abcd"` is all four. With attention and a gated MLP, in
+a model of width d, Canon-A and Canon-C are d wide, Canon-B 3d, and Canon-D about 16d/3:
 
     x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)
     x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
-6 norm and block, 7 model. Part II puts linear recurrences in attention's place: 8 the recurrence,
-9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. (Part I runs without it.) Comments
-such as `# exercise 5` mark code that assignment/make.py takes out for students; ignore them
-otherwise.
+6 norm and block, 7 model, 8 what a configuration may hold. Part II puts linear recurrences in
+attention's place: 9 the recurrence, 10 the same by matrix products, 11 GLA, Mamba2, Gated DeltaNet.
+(Part I runs without it.) Comments such as `# exercise 5` mark code that assignment/make.py takes
+out for students; ignore them otherwise.
 """
 
 import math
@@ -31,7 +30,7 @@ from kernels import causal_conv
 # ---- 1. Configuration ------------------------------------------------------
 #
 # Shapes in comments: B batch, T time, D width, H heads, K dims of a head's queries and keys, V of
-# its values; S, the tokens that attention may look at, which in a stream are more than T.
+# its values; S, the tokens that can be looked at: these T, and those that were read before.
 
 
 @dataclass
@@ -52,46 +51,18 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # a linear mixer's own convolution; None: if it usually has one
+    short_conv: bool | None = None  # a linear mixer's own convolution; None: the mixer's default
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
-        # Checks, and fields that follow from others; skip them at first reading.
-        for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
-            self.require_between(field, 1, 2**20)
-        self.require_between("canon_kernel", 2, 8)
-        for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
-            if getattr(self, field) not in table:
-                self.refuse(field, f"allowed: {', '.join(table)}")
-
-        points = sorted(self.canon.lower())
-        if not set(points) <= set("abcd") or len(set(points)) < len(points):
-            self.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
-        self.canon = "".join(points)
-        if self.mlp == "none" and not set(self.canon) <= set("ab"):
-            self.refuse("canon", "points c and d are at the MLP, and mlp is none")
-        if not self.canon:
-            for field in ("type", "kernel", "residual", "silu", "frozen"):
-                self.require_default(f"canon_{field}", "it means nothing without a Canon layer")
-
-        for name in self.mixer_names:
-            if name not in MIXERS:
-                self.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
-        if len(self.mixer_names) > self.n_layer:
-            self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
+        check_config(self)  # section 8
+        self.canon = "".join(sorted(self.canon.lower()))
         if not self.has_attention:
-            if self.pos not in ("rope", "nope"):  # "rope" is the default, so it is let pass
-                self.refuse("pos", f"mixer {self.mixer} has no attention, so it takes no positions")
             self.pos = "nope"
-        mixers = [MIXERS[name] for name in self.mixer_names]
-        for mixer in mixers:
-            mixer.check(self)
         if self.short_conv is None:
-            # Canon-B takes the place of the convolution that a mixer has by default.
-            by_default = any(mixer.short_conv_by_default for mixer in mixers)
-            self.short_conv = by_default and "b" not in self.canon
-        if self.short_conv and not any(mixer.has_short_conv for mixer in mixers):
-            self.refuse("short_conv", f"mixer {self.mixer} has none")
+            self.short_conv = usual_short_conv(self)
+        for name in self.mixer_names:
+            MIXERS[name].check(self)
 
     @property
     def mixer_names(self):
@@ -101,15 +72,6 @@ class Config:
     def has_attention(self):
         """Whether a layer attends, so that pos and n_head mean something."""
         return any(MIXERS[name].attends for name in self.mixer_names)
-
-    def require_between(self, field, low, high):
-        value = getattr(self, field)
-        if not isinstance(value, int) or not low <= value <= high:
-            self.refuse(field, f"allowed: {low} to {high}")
-
-    def require_default(self, field, reason):
-        if getattr(self, field) != getattr(Config, field):
-            self.refuse(field, f"{reason}; leave it out")
 
     def refuse(self, field, reason):
         raise Refused(f"{field} = {getattr(self, field)!r}: {reason}")
@@ -148,22 +110,23 @@ def canon_by_hand(x, weight):
 
 # To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
 # pieces is usually called the KV cache. Here it is one dict, `state`, which starts empty and is
-# passed to every layer. Each layer has an entry of its own, with the layer itself as the key:
+# passed to every layer, which updates it. Each has an entry, with the layer itself as the key:
 #
-#     state[Canon layer]       its last three inputs, (B, 3, width)
-#     state[Attention]         all keys and values so far, each (B, S, H, K)
+#     state[Canon layer]       its last three inputs (kernel - 1), (B, 3, width)
+#     state[Attention]         all keys, with their positions, and values so far, each (B, S, H, K)
 #     state[linear mixer]      the recurrence's matrix, (B, H, K, V) (Part II)
 #     state[CanonGPT]          how many tokens it has read
 
 
 class Canon(nn.Module):
-    """The Canon layer, or a variant of the paper's: no residual, with SiLU. (`canon_at` freezes.)
+    """The Canon layer, or a variant of the paper's: no residual, with SiLU.
 
-    The weights start at Conv1d's default, uniform(-1/sqrt(kernel), 1/sqrt(kernel)). For independent
-    inputs, what the layer adds is then 0.58 times as large as its input. CanonGPT redraws the
-    weights of all Linear layers from normal(0, 0.02). Drawn so, four weights would make it 0.04
-    times as large: almost nothing of the neighbours. So Canon's weights are a bare Parameter.
-    CanonGPT does not redraw it, and train.py does not let it decay.
+    The weights are drawn as Conv1d draws them, from uniform(-1/sqrt(kernel), 1/sqrt(kernel)). For
+    independent inputs, the layer then adds 0.58 times the size of its input (root mean square).
+    CanonGPT draws the weights of Linear layers from normal(0, 0.02). With four such weights a Canon
+    layer would add 0.04 times the size of its input: almost nothing of the neighbours. So its
+    weights are an nn.Parameter of its own, which CanonGPT does not redraw and train.py does not let
+    decay.
     """
 
     def __init__(self, width, config):
@@ -176,20 +139,20 @@ class Canon(nn.Module):
 
     def forward(self, x, state=None):
         """(B, T, width) -> same. state: None, or the dict of a stream."""
-        before = len(self.weight) - 1  # how many earlier inputs it needs
-        tail = tail_of_stream(self, x, before, state)
+        n_earlier = len(self.weight) - 1  # the inputs before x that it needs
+        tail = tail_of_stream(self, x, n_earlier, state)
         if not self.silu:
             return causal_conv(x, self.weight, self.residual, tail)
         y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
-        return x + y if self.residual else y
+        return x + y if self.residual else y  # the residual passes SiLU by
 
 
 def tail_of_stream(layer, x, n, state):
-    """Returns the n inputs before x (B, T, width) in a stream, (B, n, width): zeros at its start.
-    Then keeps the last n inputs, up to the end of x, in state[layer] for the next piece.
+    """In a stream: returns the n inputs before x (B, T, width), as (B, n, width), or zeros where it
+    begins; and keeps the last n inputs, up to the end of x, in state[layer] for the next piece.
 
-    Outside a stream it returns None, which `causal_conv` takes for zeros. (Other code must put
-    zeros there itself.) What it keeps is a copy: a view would keep all of x in memory.
+    Outside a stream it returns None. `causal_conv` takes None for zeros; code of your own must do
+    the same. What it keeps is a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -199,25 +162,27 @@ def tail_of_stream(layer, x, n, state):
     else:
         tail = x.new_zeros(x.shape[0], n, x.shape[2])
     seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, seen.shape[1] - n :].clone()
+    state[layer] = seen[:, seen.shape[1] - n :].clone()  # not -n, as n may be 0
     return tail
 
 
 class NoCanon(nn.Module):
-    """Stands where a block has no Canon layer."""
+    """Stands where a block has no Canon layer. (nn.Identity takes no state.)"""
 
     def forward(self, x, state=None):
         return x
 
 
-# A Canon layer of your own is one more entry, for --canon-type; examples/gated.py is one.
+# A Canon layer of your own is one more entry, for --canon-type. One is examples/gated.py, to copy:
+#     python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
-#   state[self], for example by `tail_of_stream`.
+#   state[self], for example by `tail_of_stream`; or its class says `streams = False`.
 # - The channels are those of q, k and v at B (in attention), one after the other, and those of gate
 #   and up at D.
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
-#   class, too, and train.py lets their weights decay. For neither, use a bare nn.Parameter.
+#   class, too, and train.py lets their weights decay. A weight that shall keep its own initial
+#   values, and not decay, must be an nn.Parameter outside of such layers.
 # - The options canon_kernel, canon_residual and canon_silu are yours to obey.
 CANONS = {"conv": Canon}
 
@@ -236,13 +201,14 @@ def canon_at(point, width, config):
 #
 # Without positions a head sees a set of earlier tokens, not a sequence. Rotary positions turn each
 # pair of dims of q and k by an angle that grows with the position, so that positions enter
-# q_i . k_j only as i - j. ALiBi and H-ALiBi change the logits by the distance instead.
+# q_i . k_j only as i - j. ALiBi and H-ALiBi add to these products, the attention scores, instead.
 
 
 class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
-    POSITIONS; what it leaves out does nothing. (One that is added to the embeddings, as GPT-2's is,
-    has an empty subclass here, for its name, and its vectors in CanonGPT.embedded.)"""
+    POSITIONS; what it leaves out does nothing. (Positions that are added to the embeddings, as
+    GPT-2's are, belong in `CanonGPT.embedded`. Here they need only an empty subclass, as a name.)
+    """
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
@@ -255,9 +221,9 @@ class Positions(nn.Module):
         return x
 
     def bias(self, T, S, device):
-        """What is added to the logits of the last T of S tokens, (H, T, S); -inf forbids a pair.
+        """Added to the attention scores, (H, T, S): the T queries are the last of the S tokens.
 
-        None: nothing. Attention itself hides the future.
+        -inf forbids a pair; None adds nothing. Attention itself hides the future.
         """
         return None
 
@@ -271,7 +237,7 @@ class Rotary(Positions):
 
     head_multiple = 2
     divisor = 1  # the first 1/divisor of a head's dims are turned
-    base = 10000.0  # the larger, the slower the slowest pair turns
+    base = 10000.0  # a larger one turns more slowly, and so reaches farther
 
     def __init__(self, config):
         super().__init__(config)
@@ -288,7 +254,7 @@ class Rotary(Positions):
 class QuarterRotary(Rotary):
     """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
 
-    head_multiple = 8  # a quarter of the dims must be pairs
+    head_multiple = 8  # so that a quarter of the dims are pairs
     divisor = 4
 
 
@@ -308,10 +274,10 @@ def rotate(x, cos, sin):
 
 
 class ALiBi(Positions):
-    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the logits, h = 1..H.
+    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H.
 
-    In bfloat16, whose numbers have 8 significant bits, large distances share a value; --dtype
-    float32 keeps them apart.
+    In bfloat16, whose numbers have 8 significant bits, large distances share a value; in float32
+    they do not.
     """
 
     def bias(self, T, S, device):
@@ -332,7 +298,7 @@ class HALiBi(Positions):
 
 
 def distances(T, S, device):
-    """(T, S): i - j for i among the last T of S positions, and j among all."""
+    """(T, S): i - j for i among the last T of S positions, j among all; negative if j is later."""
     i = torch.arange(S - T, S, device=device)[:, None]
     return i - torch.arange(S, device=device)
 
@@ -359,8 +325,9 @@ class Mixer(nn.Module):
 
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
-    In a stream it keeps what it needs in state[self]. The note above CANONS (section 2) says which
-    weights CanonGPT redraws.
+    In a stream it keeps what it needs in state[self]. For a first trial, set `streams = False`:
+    then it may ignore the state, and generating reads the whole text again for each token. The note
+    above CANONS (section 2) says which weights CanonGPT redraws.
 
     A subclass of Attention keeps positions and heads. A window is two lines:
 
@@ -370,10 +337,11 @@ class Mixer(nn.Module):
     A `mask` of your own must add self.positions.bias, or positions such as ALiBi do nothing.
     """
 
-    budget = 4  # its parameters / D^2. A block has 12, and its MLP gets the rest (section 5)
+    budget = 4  # its parameters, in D^2; the MLP gets 12 minus this (section 5)
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
+    streams = True  # whether it can go on where the last piece of a text ended
 
     @classmethod
     def check(cls, config):
@@ -408,10 +376,7 @@ class Attention(Mixer):
         self.positions = POSITIONS[config.pos](config)
 
     def forward(self, x, state=None):
-        """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K).
-
-        They are `contiguous`: views would keep all of q, k and v in memory.
-        """
+        """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
         # exercise 5
         B, T, D = x.shape
         qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B comes before rotary
@@ -427,16 +392,17 @@ class Attention(Mixer):
             k = torch.cat([past_k, k], dim=1)  # (B, S, H, K)
             v = torch.cat([past_v, v], dim=1)
         if state is not None:
-            state[self] = k.contiguous(), v.contiguous()
+            state[self] = k.contiguous(), v.contiguous()  # a view would keep q, too, in memory
 
         mask = self.mask(T, start + T, q)
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        # Either the mask or is_causal hides the future.
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=(mask is None))
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
     def mask(self, T, S, like):
-        """What is added to the logits of the last T of S tokens, (T, S) or (H, T, S); -inf hides a
-        token. It has the dtype and device of `like`.
+        """Added to the attention scores, (T, S) or (H, T, S): the T queries are the last of the S
+        tokens, and -inf hides a token. It has the dtype and device of `like`.
 
         Returns None if a head sees all earlier tokens alike and the text is read as a whole: then
         PyTorch's own causal mask does the same, faster.
@@ -478,7 +444,7 @@ MLPS = {  # the activation, and whether the MLP is gated
 class MLP(nn.Module):
     """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
 
-    budget  its parameters in D^2. Next to attention it is 8, so the width is 8D/3 if gated, else 4D
+    budget  its parameters, in D^2. With attention it is 8: the width is 8D/3 if gated, 4D if not
     """
 
     def __init__(self, config, budget):
@@ -515,20 +481,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # the layers after it work in autocast's dtype
-
-
-def at_least_float32(x):
-    """x in float32, or float64 if it is: bfloat16 is too coarse for means and long decays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def matmul_dtype(x):
-    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
+        return y.to(matmul_dtype(x))  # Canon layers then work in it, as matrices do
 
 
 class Block(nn.Module):
@@ -556,6 +509,19 @@ class Block(nn.Module):
         if self.mlp is not None:
             x = x + self.mlp(self.canon_c(self.norm2(x), state), state)
         return x
+
+
+def at_least_float32(x):
+    """x in float32, or float64 if it is: bfloat16 is too coarse for means and long decays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def matmul_dtype(x):
+    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 # ---- 7. The model ----------------------------------------------------------
@@ -589,13 +555,15 @@ class CanonGPT(nn.Module):
         self.init_weights()
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
+        # Whether a text may be read in pieces: not if a layer of your own says `streams = False`.
+        self.streams = all(getattr(module, "streams", True) for module in self.modules())
 
     def init_weights(self):
         """Initial weights: Linear and Embedding from normal(0, 0.02) in all layers, biases zero.
 
-        Bare Parameters keep the start that their class gave them: those of Canon, of RMSNorm, and
-        some of the linear mixers'. (GPT-2 also divides the last matrices of mixer and MLP by
-        sqrt(2 n_layer). The paper does not.)
+        Other Parameters keep the initial values that their class gave them: those of Canon, of
+        RMSNorm, and some of the linear mixers'. (GPT-2 also divides the last matrices of mixer and
+        MLP by sqrt(2 n_layer). The paper does not.)
         """
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -604,7 +572,8 @@ class CanonGPT(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def embedded(self, tokens, start=0):
-        """What the first block reads, (B, T, D), if the first of these tokens is at `start`."""
+        """The vectors of the tokens at positions start, start + 1, ..: (B, T, D). Ours are the same
+        anywhere; learned positions would be added here."""
         return self.embed(tokens)
 
     def forward(self, tokens, targets=None, loss_mask=None, state=None):
@@ -615,17 +584,20 @@ class CanonGPT(nn.Module):
         loss_mask  (B, T) bool, which targets count; None: all
         state      None, or the dict of a stream
         returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
-        Raises ValueError if the tokens, with those already in the stream, exceed block_size.
+        Raises ValueError if the tokens, with those already in the stream, exceed block_size, or if
+        there is a state and a layer does not stream.
         """
         limit = self.config.block_size
-        past = 0 if state is None else state.get(self, 0)
-        length = past + tokens.shape[1]
+        if state is not None and not self.streams:
+            raise ValueError("a layer of this model says that it cannot read a text in pieces")
+        start = 0 if state is None else state.get(self, 0)  # how many tokens came before
+        length = start + tokens.shape[1]
         if length > limit:
             raise ValueError(f"a sequence of {length} tokens is longer than block_size = {limit}")
         if state is not None:
             state[self] = length
 
-        x = self.embedded(tokens, past)  # (B, T, D)
+        x = self.embedded(tokens, start)  # (B, T, D)
         for block in self.blocks:
             x = block(x, state)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
@@ -652,21 +624,22 @@ class CanonGPT(nn.Module):
         total = tokens.shape[1] + max_new_tokens
         if total > limit + 1:  # the last token is never fed
             raise ValueError(f"{total} tokens do not fit: at most block_size + 1 = {limit + 1}")
-        state = {}
+        state = {} if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             logits, _ = self(unread, state=state)
             logits = logits[:, -1].float()
             if temperature == 0:
-                unread = logits.argmax(-1, keepdim=True)
+                drawn = logits.argmax(-1, keepdim=True)
             else:
                 chances = (logits / temperature).softmax(-1)
-                unread = torch.multinomial(chances, 1, generator=generator)
+                drawn = torch.multinomial(chances, 1, generator=generator)
             if stop is not None:
-                unread = unread.masked_fill(done, stop)
-                done |= unread == stop
-            tokens = torch.cat([tokens, unread], dim=1)
+                drawn = drawn.masked_fill(done, stop)
+                done |= drawn == stop
+            tokens = torch.cat([tokens, drawn], dim=1)
+            unread = drawn if self.streams else tokens
             if done.all():
                 break
         return tokens
@@ -689,11 +662,61 @@ def count(parameters):
     return sum(parameter.numel() for parameter in parameters)
 
 
+# ---- 8. What a configuration may hold --------------------------------------
+
+
+def check_config(config):
+    """Raises Refused if a model cannot have these values. (Each mixer's own `check` has more.)"""
+    for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
+        require_between(config, field, 1, 2**20)
+    require_between(config, "canon_kernel", 2, 8)
+    for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
+        if getattr(config, field) not in table:
+            config.refuse(field, f"allowed: {', '.join(table)}")
+
+    points = config.canon.lower()
+    if not set(points) <= set("abcd") or len(set(points)) < len(points):
+        config.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
+    if config.mlp == "none" and not set(points) <= set("ab"):
+        config.refuse("canon", "points c and d are at the MLP, and mlp is none")
+    if not points:
+        for field in ("type", "kernel", "residual", "silu", "frozen"):
+            require_default(config, f"canon_{field}", "it means nothing without a Canon layer")
+
+    for name in config.mixer_names:
+        if name not in MIXERS:
+            config.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
+    if len(config.mixer_names) > config.n_layer:
+        config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
+    if not config.has_attention and config.pos not in ("rope", "nope"):  # "rope" is the default
+        config.refuse("pos", f"mixer {config.mixer} has no attention, so it takes no positions")
+    has_short_conv = any(MIXERS[name].has_short_conv for name in config.mixer_names)
+    if config.short_conv and not has_short_conv:
+        config.refuse("short_conv", f"mixer {config.mixer} has none")
+
+
+def usual_short_conv(config):
+    """Canon-B takes the place of the convolution that a mixer has by default."""
+    by_default = any(MIXERS[name].short_conv_by_default for name in config.mixer_names)
+    return by_default and "b" not in config.canon
+
+
+def require_between(config, field, low, high):
+    value = getattr(config, field)
+    if not isinstance(value, int) or not low <= value <= high:
+        config.refuse(field, f"allowed: {low} to {high}")
+
+
+def require_default(config, field, reason):
+    if getattr(config, field) != getattr(Config, field):
+        config.refuse(field, f"{reason}; leave it out")
+
+
 # ============================================================================
 # Part II: linear mixers
 # ============================================================================
 
-# ---- 8. The linear recurrence ----------------------------------------------
+# ---- 9. The linear recurrence ----------------------------------------------
 #
 # Attention keeps every key and value, so each token costs more than the last. A linear mixer keeps
 # one matrix S (K x V) per head: a sum of products k v^T, so that S^T k gives back what was written
@@ -711,7 +734,7 @@ def count(parameters):
 # b_t of what S holds under k_t, if k_t has unit length. That is the "delta rule": one step of
 # gradient descent on |S^T k_t - v_t|^2 / 2.
 #
-# The loop below is the definition; section 9 computes the same, fast. (In Part I, S counts tokens;
+# The loop below is the definition; section 10 computes the same, fast. (In Part I, S counts tokens;
 # here it is this matrix.)
 
 
@@ -745,7 +768,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     return torch.stack(o, dim=1).to(out_dtype), S
 
 
-# ---- 9. The same by matrix products ----------------------------------------
+# ---- 10. The same by matrix products ----------------------------------------
 #
 # Cut time into N chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
 # Decays d_t multiply: a number, or one number per key channel. Three matrices have a row for each
@@ -928,7 +951,7 @@ def chunked_linear_attention(
     return from_chunks(torch.stack(o), T, out_dtype), S
 
 
-# ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
+# ---- 11. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
 # Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own), turns some
 # projections into decays and strengths, runs the recurrence, gates what it read, and projects back.

@@ -91,7 +91,7 @@ class Recipe:
 RECIPE_PARTS = [field.name for field in dataclasses.fields(Recipe) if field.name != "preset"]
 
 
-# ---- 2. Reading a checkpoint (`Run.save` writes it) ------------------------
+# ---- 2. Reading and checking a checkpoint (`Run.save` writes it) -----------
 
 
 def read_checkpoint(folder):
@@ -194,7 +194,7 @@ class Run:
         step, seconds = run.restore(stateful)
 
     stateful  {"model": model, "optimizer": optimizer}, and what else has a state_dict
-    about     what config.json will hold, the parts in RECIPE_PARTS among it
+    about     the dict that config.json will hold, with RECIPE_PARTS among its keys
     writes    False in all but the first process of torchrun: these only restore
     Raises RunError if the folder holds something else, or another process trains in it.
     """
@@ -223,25 +223,26 @@ class Run:
             file.write(text.encode())
 
     def require_unused(self):
-        """A run that has logged nothing has not begun, so it may start again."""
+        """RunError if the folder holds something. A run that has logged nothing may start again."""
         if not self.folder.exists():
             return
         log = self.folder / "metrics.jsonl"
-        log_is_empty = log.exists() and log.stat().st_size == 0
-        if (self.folder / "ckpt.pt").exists() and not log_is_empty:
+        has_log = log.exists() and log.stat().st_size > 0
+        has_checkpoint = (self.folder / "ckpt.pt").exists()
+        own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
+        strangers = [path for path in self.folder.iterdir() if path.name not in own_files]
+        if has_checkpoint and (has_log or not log.exists()):
             advice = "--resume goes on with it, or choose another --out"
             raise RunError(f"{self.folder} is not empty: {advice}")
-        own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
-        others = [path for path in self.folder.iterdir() if path.name not in own_files]
-        if others or (log.exists() and not log_is_empty):
+        if has_log or strangers:
             raise RunError(f"{self.folder} is not empty: choose another --out")
 
     def open_and_lock(self):
         """metrics.jsonl, locked for this process as long as it lives.
 
         The system drops a `lockf` lock with its process, and the loader's workers do not inherit
-        it. It also goes when this process closes the file through any other handle, so a process
-        must not `read` the run that it trains.
+        it. It also drops it when this process closes the file after opening it a second time. So
+        a process must not `read` the run that it trains.
         """
         file = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")
         try:
@@ -256,17 +257,17 @@ class Run:
     def restore(self, stateful):
         """Set these objects and the log back to the checkpoint. Returns its step and seconds."""
         saved = read_checkpoint(self.folder)
-        begun = dict(saved["recipe"])
-        begun["model"] = with_defaults(Config, begun["model"])
-        begun["training"] = with_defaults(Training, begun["training"])
-        differences = recipe_differences(begun, self.recipe)
+        saved_recipe = dict(saved["recipe"])  # an older one may lack fields that came later
+        saved_recipe["model"] = with_defaults(Config, saved_recipe["model"])
+        saved_recipe["training"] = with_defaults(Training, saved_recipe["training"])
+        differences = recipe_differences(saved_recipe, self.recipe)
         if differences:
             raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
         if self.writes and not config_is_sound(self.folder):
             self.write_config()
         try:
             if saved["step"] > self.recipe["training"]["steps"]:
-                raise ValueError(f"step = {saved['step']}")
+                raise ValueError(f"its step {saved['step']} is after the run's last")
             for name, part in stateful.items():
                 if name not in saved:
                     raise ValueError(f"it has no {name}")
@@ -280,7 +281,7 @@ class Run:
             raise RunError(one_line(f"{self.folder}/ckpt.pt does not fit: {error}")) from None
         self.lines = [json.loads(line) for line in saved["log"]]
         if self.writes:
-            self.log_file.truncate(0)  # training writes the lines after the checkpoint again
+            self.log_file.truncate(0)  # lines after the checkpoint go: training writes them again
             self.append("".join(line + "\n" for line in saved["log"]))
         return saved["step"], saved["seconds"]
 
@@ -301,7 +302,7 @@ class Run:
 
     def save(self, stateful, step, seconds):
         """Write ckpt.pt, with the log so far: a resumed run goes on from both. What `state_dict`
-        returns must be a dict of tensors and Python's own numbers, texts, lists and dicts.
+        returns must be a dict of tensors and plain Python values, as torch.load reads no others.
 
         It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
         and so does what a layer may draw, since train.py sets the seed at each step.
@@ -317,12 +318,12 @@ class Run:
         }
         for name, part in stateful.items():
             if name in checkpoint:
-                raise ValueError(f"{name!r} in a checkpoint is something else")
+                raise ValueError(f"{name!r} is a reserved name in a checkpoint")
             checkpoint[name] = part.state_dict()
         with whole_file(self.folder / "ckpt.pt") as file:
             torch.save(checkpoint, file)
         if step > 0 and not self.was_read_back:
-            # Once, when an optimizer has a state: what --resume could not read ends the run now.
+            # Once, after the first steps: what --resume could not read ends the run now.
             self.was_read_back = True
             try:
                 read_checkpoint(self.folder)
@@ -343,8 +344,7 @@ def recipe_differences(old, new, name=""):
 def with_defaults(kind, values):
     """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
 
-    A run that is older than a field had the field's default. (Config replaces short_conv's default,
-    None. A run that is older than short_conv has None, so it counts as different.)
+    A run that is older than a field had the field's default.
     """
     defaults = {}
     for field in dataclasses.fields(kind):
@@ -378,7 +378,7 @@ def whole_file(path):
 
 @contextlib.contextmanager
 def naming(path):
-    """Writing to an open file fails without saying which: add the name."""
+    """Add the file's name to an OSError: writing to an open file fails without saying which."""
     try:
         yield
     except OSError as error:

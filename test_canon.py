@@ -2832,6 +2832,25 @@ def test_a_layer_that_looks_ahead_or_forgets_is_refused(layer, point, ends):
         ends(tiny(f"--canon {point} --canon-type own"), "canon_type own", FAULTS[layer])
 
 
+class DoesNotStream(ForgetsItsStream):
+    streams = False
+
+
+@patch.dict(canon_gpt.CANONS, own=DoesNotStream)
+def test_a_layer_may_say_that_it_does_not_stream(here):
+    """Then it may train, and a model writes as if it streamed, by reading all tokens each time."""
+    train.main(tiny("--canon ab --canon-type own --steps 3"))
+    task, model = run_folders.load_model("run")
+    streaming = CanonGPT(Config(**{**vars(model.config), "canon_type": "conv"})).eval()
+    streaming.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, task.vocab_size, (3, 4))
+    assert torch.equal(model.generate(tokens, 9, 0), streaming.generate(tokens, 9, 0))
+    limit = task.block_size
+    assert model.generate(tokens, limit - 3, 0).shape == (3, limit + 1)
+    with pytest.raises(ValueError, match="cannot read a text in pieces"):
+        model(tokens, state={})
+
+
 class LooksAheadLater(Canon):
     """As its weight is zero at the start, the first logits are those of a sound layer."""
 

@@ -1,8 +1,8 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
 1 data, optimizer, learning rate; 2 one step, and one evaluation; 3 the training loop, in the order
-of events; 4 checks, clock and signals; 5 what it cost; 6 recipes and presets; 7 the command line;
-8 what a run is called, and what it prints; 9 `main`, where everything begins. A run leaves
+of events; 4 progress, checks and signals; 5 what it cost; 6 recipes and presets; 7 the command
+line; 8 what a run is called, and what it prints; 9 `main`, where everything begins. A run leaves
 config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
@@ -64,40 +64,31 @@ class Batches:
     seed: int
     batch_size: int
 
-    def __getitem__(self, steps_done):
-        """The batch that comes after so many steps, drawn by the task (tasks.py, Task.batch).
+    def __getitem__(self, number):
+        """Batch number 0 is for step 1, and so on. The task draws it (tasks.py, Task.batch).
 
-        tokens and loss_mask (rows, block_size + 1); target_count (), of the rows of all processes
+        tokens and loss_mask (rows, block_size + 1); target_count (), counted over all processes
         """
-        batch = self.task.batch(self.seed, steps_done, self.batch_size)
+        batch = self.task.batch(self.seed, number, self.batch_size)
         tokens, loss_mask = map(torch.from_numpy, batch)
-        target_count = loss_mask[:, 1:].sum()
+        target_count = loss_mask[:, 1:].sum()  # nothing predicts the first token
         if target_count == 0:
-            raise ValueError(f"step {steps_done + 1}: the task's documents have no targets")
+            raise ValueError(f"step {number + 1}: the task's documents have no targets")
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
 
 
 def load_batches(task, recipe, options, start):
-    """An iterator over the batches after `start` steps; workers, if there are any, draw ahead."""
-    batches = Batches(task, recipe.seed, recipe.training.batch_size)
+    """Yields the batches after `start` steps, on the device. Workers, if any, draw ahead."""
     loader = DataLoader(
-        batches,
+        Batches(task, recipe.seed, recipe.training.batch_size),
         batch_size=None,  # each item is a whole batch
-        sampler=range(start, recipe.training.steps),  # which items, in this order
+        sampler=range(start, recipe.training.steps),  # the batches' numbers, in this order
         num_workers=options.workers,
         worker_init_fn=ignore_stop_signals,
         pin_memory=options.device == "cuda",
     )
-    return iter(loader)
-
-
-def ignore_stop_signals(worker):
-    """Stop signals reach the loader's workers, too, which must live until the checkpoint is saved.
-
-    As Python cannot terminate them any more, `main` kills them at the end.
-    """
-    for number in STOP:
-        signal.signal(number, signal.SIG_IGN)
+    for batch in loader:
+        yield [tensor.to(options.device, non_blocking=True) for tensor in batch]
 
 
 def weight_groups(model, training):
@@ -128,7 +119,7 @@ OPTIMIZERS = {"adamw": adamw}
 
 
 def cosine(done):
-    """From 1 down towards a tenth. `done` is the share of the steps after warm-up that are over."""
+    """From 1 down towards a tenth. `done` rises from 0, when warm-up ends, towards 1."""
     return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
 
 
@@ -158,20 +149,21 @@ def train_step(model, optimizer, batch, grad_accum, autocast):
     """Update the weights from a batch, cut into `grad_accum` micro-batches. Returns its loss, and
     the norm of the gradient before it is clipped.
 
-    The loss is the mean over all targets of the batch, and that of a micro-batch is the mean over
-    its own. So each micro-batch counts by its share of the targets. Processes average their
-    gradients, hence the factor WORLD.
+    The model returns the mean loss over a micro-batch's targets. Each of these means is weighted by
+    the micro-batch's share of all targets, so that together they are the mean over the batch.
+    Processes then average their gradients, that is, divide by WORLD; so the shares have it as a
+    factor.
     """
     tokens, loss_mask, target_count = batch
     micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
     batch_loss = 0.0
     for number, (rows, mask) in enumerate(micro_batches, 1):
-        share = mask[:, 1:].sum() * WORLD / target_count
-        # Processes exchange gradients once, after the last micro-batch.
-        waits = WORLD > 1 and number < grad_accum
-        with model.no_sync() if waits else contextlib.nullcontext():
+        inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
+        counts = mask[:, 1:]  # which targets count
+        share = counts.sum() * WORLD / target_count
+        with gradient_exchange(model, now=number == grad_accum):
             with autocast:
-                _, loss = model(rows[:, :-1], rows[:, 1:], mask[:, 1:])
+                _, loss = model(inputs, targets, counts)
                 loss = loss * share
             loss.backward()
         batch_loss = batch_loss + loss.detach()
@@ -179,6 +171,14 @@ def train_step(model, optimizer, batch, grad_accum, autocast):
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return batch_loss, gradient_norm
+
+
+def gradient_exchange(model, now):
+    """Around a backward pass. Processes of torchrun average their gradients in it, if `now`;
+    otherwise each adds up its own until then. A single process has nothing to exchange."""
+    if WORLD > 1 and not now:
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 def compiled_and_distributed(model, options):
@@ -192,15 +192,16 @@ def compiled_and_distributed(model, options):
 
 
 @torch.no_grad()
-def evaluate(task, model, recipe, autocast, step, probe):
+def evaluate(task, model, recipe, autocast, step, batch):
     """The model's scores, after a step. Each process of torchrun computes them.
 
-    probe: any tokens, (B, T). Their logits must be finite. The scores alone would not show it: even
-    of logits that are NaN, one counts as the largest.
+    The logits of the batch's first row must be finite. The scores alone would not show it: argmax
+    gives an answer for NaN, too.
     """
-    model.eval()  # ours has no dropout; a mixer of your own may have some
+    tokens, _, _ = batch
+    model.eval()  # ours has no dropout; a layer of your own may have some
     with autocast:
-        logits, _ = model(probe)
+        logits, _ = model(tokens[:1, :-1])
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
     model.train()
     require_finite(step, {"logits": logits, **scores})
@@ -209,7 +210,11 @@ def evaluate(task, model, recipe, autocast, step, probe):
 
 # ---- 3. The training loop ---------------------------------------------------
 
-LOG_EVERY = 20  # steps; reading the loss waits for the GPU, so not every step does it
+LOG_EVERY = 20  # steps
+
+# To log a metric of your own, add an entry to `line`. What learns beside the model, such as an
+# average of its weights, is one more entry of `stateful`: update it after `train_step`, pass it to
+# `evaluate`, and let `load_model` in runs.py read it. Dropout needs nothing here.
 
 
 def train(options, recipe, command, stop):
@@ -224,23 +229,21 @@ def train(options, recipe, command, stop):
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
 
-    # In bfloat16 only matrices multiply. Weights stay in float32; where else the model needs it,
-    # canon_gpt.py says `at_least_float32`. There is no float16, and so no GradScaler.
+    # With bfloat16, only products of matrices run in it. Weights stay in float32; where else the
+    # model needs float32, canon_gpt.py says `at_least_float32`.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     # A mistake in a layer, a task or an optimizer of your own shows here, before the training.
     require_causal(model)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for require_causal
     require_scores(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for require_causal
 
-    # The same weights, for training only: evaluation has other shapes, and would compile again.
+    # Only training uses the compiled model: evaluation has other shapes and would compile again.
     fast_model = compiled_and_distributed(model, options)
 
     # The run's folder: runs.py says what is in it. With --resume the run goes on from the
-    # checkpoint, which is there from the start: a new run saves step 0. (If you add something that
-    # learns, such as an average of the weights, make it one more entry here, update it after
-    # `train_step`, pass it to `evaluate`, and let `load_model` in runs.py read it.)
+    # checkpoint, which is there from the start: a new run saves step 0.
     stateful = {"model": model, "optimizer": optimizer}
     about = describe(options, recipe, task, model, command)
     run = Run(options.out, about, options.resume, writes=RANK == 0)
@@ -254,72 +257,127 @@ def train(options, recipe, command, stop):
     announce(options, recipe, about)
 
     batches = load_batches(task, recipe, options, start)
-    clock = Clock(start, seconds, training.batch_size * task.block_size)
-    scores = {}  # the last ones
-    with tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0) as bar:
-        for step in range(start + 1, training.steps + 1):  # counted from 1
-            evaluating = step % options.eval_every == 0 or step == training.steps
-            logging = step % LOG_EVERY == 0 or evaluating
-
-            # 1. Learn from one batch. Most steps do no more: reading the loss waits for the GPU.
+    with Progress(training, task.block_size, start, seconds) as progress:
+        for step, batch in enumerate(progress.timed(batches), start + 1):  # counted from 1
+            # 1. Learn from one batch.
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = learning_rate(step, peak, training)
-            with clock.waiting():
-                batch = next(batches)
-            batch = [tensor.to(device, non_blocking=True) for tensor in batch]
-            # For a layer of your own that draws, such as dropout: other numbers in each process.
-            torch.manual_seed((recipe.seed + step) * WORLD + RANK)
+            seed_layers(recipe.seed, step)
             loss, gradient_norm = train_step(
                 fast_model, optimizer, batch, options.grad_accum, autocast
             )
-            if step == start + 1:
-                bar.unpause()  # the first step may compile: leave it out of the bar's estimate
-            bar.update()
-            stopping = stop.agreed(logging, device)
-            if not (logging or stopping):
-                continue  # what stands below is done every 20 steps
 
-            # 2. End the run if it has diverged, before anything is saved.
+            # 2. Most steps end here: reading the loss would make the CPU wait for the GPU.
+            score_now = step % options.eval_every == 0 or step == training.steps
+            log_now = score_now or step % LOG_EVERY == 0
+            stop_now = stop.agreed(log_now, device)
+            if not (log_now or stop_now):
+                continue
+
+            # 3. End the run if it has diverged, before anything is saved.
             mean_loss = mean_over_processes(loss).item()
             weights = list(model.parameters())
-            finite = {"loss": mean_loss, "gradient": gradient_norm, "weights": weights}
-            require_finite(step, finite)
+            require_finite(step, {"loss": mean_loss, "gradient": gradient_norm, "weights": weights})
 
-            # 3. Log this batch's loss, and now and then the scores. (A metric of your own is one
-            # more entry of `line`.)
-            if logging:
-                line = {"step": step, "loss": round(mean_loss, 5), **clock.lap(step)}
+            # 4. Log this batch's loss, and now and then the scores.
+            if log_now:
+                line = {"step": step, "loss": round(mean_loss, 5), **progress.lap(step)}
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
-                if evaluating:
-                    rows = batch[0].chunk(options.grad_accum)[0]  # as many as fit into memory
-                    scores = evaluate(task, model, recipe, autocast, step, probe=rows[:, :-1])
-                    line["eval"] = scores
+                progress.show({"loss": f"{mean_loss:.3f}"})
+                if score_now:
+                    line["eval"] = evaluate(task, model, recipe, autocast, step, batch)
+                    progress.show(in_words(task, line["eval"]))
                 run.log(line)
-                shown = {"loss": f"{mean_loss:.3f}", **in_words(task, scores)}
-                bar.set_postfix(shown, refresh=False)
 
-            # 4. Save a checkpoint, the log included.
-            if evaluating or stopping:
-                run.save(stateful, step, clock.seconds())
+            # 5. Save a checkpoint, the log included.
+            if score_now or stop_now:
+                run.save(stateful, step, progress.seconds())
 
-            # 5. Stop if asked to, but not after the last step.
-            if stopping and step < training.steps:
-                run.log({"step": step, "stopped": stop.name})  # a resumed run forgets this line
+            # 6. Stop if asked to, but not after the last step.
+            if stop_now and step < training.steps:
+                run.log({"step": step, "stopped": stop.name})  # not in ckpt.pt: --resume drops it
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
                 raise Ended(reason, status=128 + stop.number)  # as shells count
-            clock.restart(step)
+            progress.start_lap(step)  # so that scoring and saving do not count
 
-    # What it cost, and one instance with the model's answers. The scores are the log's: a run that
-    # was killed after its last step, and resumed, has not been through the loop.
+    # What it cost, and one instance with the model's answers. The scores come from the log: a run
+    # that was killed right here, and resumed, finds no step left to do.
     scores = run.lines[-1]["eval"]
-    costs = costs_of(run, model, options, clock)
+    costs = costs_of(run, model, options, progress)
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
-    run.save(stateful, training.steps, clock.seconds())
+    run.save(stateful, training.steps, progress.seconds())
     print_results(task, model, autocast, scores, costs, recipe.seed)
 
 
-# ---- 4. Checks, clock and signals -------------------------------------------
+def seed_layers(run_seed, step):
+    """Set PyTorch's seed, for layers of your own that draw random numbers, such as dropout.
+
+    A resumed run draws the same. Processes of torchrun draw different numbers.
+    """
+    (mixed,) = np.random.SeedSequence([run_seed, step, RANK]).generate_state(1)
+    torch.manual_seed(int(mixed))
+
+
+# ---- 4. Progress, checks and signals ----------------------------------------
+
+
+class Progress:
+    """The bar on the screen, and the time. A lap is the time between two lines of the log."""
+
+    def __init__(self, training, block_size, start, seconds):
+        """The run goes on after `start` steps, which took so many seconds."""
+        self.bar = tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0)
+        self.shown = {}
+        self.began = time.perf_counter() - seconds
+        self.tokens_per_step = training.batch_size * block_size
+        self.start_lap(start)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
+
+    def timed(self, batches):
+        """Yields the batches, and counts each as a step when the next one is asked for."""
+        batches = iter(batches)
+        first = True
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+            if first:
+                self.bar.unpause()  # it may have compiled: leave it out of the bar's estimate
+                first = False
+            self.bar.update()
+
+    def seconds(self):
+        return time.perf_counter() - self.began
+
+    def start_lap(self, step):
+        self.lap_start = step
+        self.waited = 0.0
+        self.lap_began = time.perf_counter()
+
+    def lap(self, step):
+        """Tokens since the start; in this lap, tokens per second and the share of its time that was
+        spent waiting for data."""
+        took = time.perf_counter() - self.lap_began
+        steps = step - self.lap_start
+        return {
+            "tokens": step * self.tokens_per_step,
+            "tokens_per_s": round(steps * self.tokens_per_step / took),
+            "data_share": round(self.waited / took, 4),
+        }
+
+    def show(self, texts):
+        """Show {name: text} behind the bar, until the name has another text."""
+        self.shown.update(texts)
+        self.bar.set_postfix(self.shown, refresh=False)
 
 
 HOW_TO_GO_ON = "the same command with --resume goes on"
@@ -338,9 +396,9 @@ def require_causal(model):
     """End the run if a layer sees later tokens, which makes every task easy, or if the model
     computes something else when a text comes in pieces.
 
-    The beginning of a sequence must have the same logits alone as in the whole. So must the whole
-    in two pieces. The model is a copy with other weights: a layer whose weights are zero at the
-    start adds nothing, and would pass unseen.
+    The first tokens alone must have the same logits as within the whole. If the model streams, so
+    must the text in two pieces. The test takes a copy with noise on its weights: a layer whose
+    weights are zero at the start would pass unseen.
     """
     model = copy.deepcopy(model).eval()
     generator = torch.Generator().manual_seed(0)
@@ -353,19 +411,21 @@ def require_causal(model):
     tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
     whole, _ = model(tokens)
     alone, _ = model(tokens[:, :cut])
-    stream = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
     where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
     if not relative_error(alone, whole[:, :cut]) < 1e-4:
         raise Ended(f"{where}: a layer looks ahead", status=2)
-    if not relative_error(torch.cat(stream, dim=1), whole) < 1e-4:
-        reason = "a layer does not keep in state[self] what it needs"
+    if not model.streams:
+        return
+    pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
+    if not relative_error(torch.cat(pieces, dim=1), whole) < 1e-4:
+        reason = "a layer does not keep in state[self] what it needs, nor says `streams = False`"
         raise Ended(f"{where}: {reason}", status=2)
 
 
 @torch.no_grad()
 def require_scores(task, model, seed, autocast):
-    """End the run if the task returns a score that its units lack. It scores one instance, so that
-    an error in an `evaluate` of your own shows here, too, before the training."""
+    """End the run if the task returns a score that has no unit. It scores one instance, so that an
+    error in an `evaluate` of your own shows here, too, before the training."""
     model.eval()
     with autocast:
         unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
@@ -393,40 +453,6 @@ def require_finite(step, values):
             raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
 
 
-class Clock:
-    """Where the time goes between two lines of the log."""
-
-    def __init__(self, step, seconds, tokens_per_step):
-        """seconds: what the run took before it was resumed."""
-        self.began = time.perf_counter() - seconds
-        self.tokens_per_step = tokens_per_step
-        self.restart(step)
-
-    def restart(self, step):
-        self.step = step
-        self.waited = 0.0
-        self.restarted = time.perf_counter()
-
-    def seconds(self):
-        return time.perf_counter() - self.began
-
-    @contextlib.contextmanager
-    def waiting(self):
-        """`with clock.waiting():` what happens inside counts as waiting for data."""
-        began = time.perf_counter()
-        yield
-        self.waited += time.perf_counter() - began
-
-    def lap(self, step):
-        """Tokens since the start; since `restart`, tokens per second and the share of waiting."""
-        took = time.perf_counter() - self.restarted
-        return {
-            "tokens": step * self.tokens_per_step,
-            "tokens_per_s": round((step - self.step) * self.tokens_per_step / took),
-            "data_share": round(self.waited / took, 4),
-        }
-
-
 class StopSignals:
     """Notes the signals that ask to stop: Ctrl-C, a batch system's, a closed terminal's.
 
@@ -452,13 +478,13 @@ class StopSignals:
 
     @property
     def number(self):
-        return self.requested or signal.SIGTERM  # if only another process was asked
+        return self.requested or signal.SIGTERM  # none here: another process was asked
 
     @property
     def name(self):
         return signal.Signals(self.number).name
 
-    def agreed(self, logging, device):
+    def agreed(self, log_now, device):
         """Whether to stop after this step.
 
         A single process that was asked to stop does so at once. Several have to agree, which takes
@@ -467,13 +493,22 @@ class StopSignals:
         asked = self.requested is not None
         if WORLD == 1:
             return asked
-        if not logging:
+        if not log_now:
             return False
         return mean_over_processes(torch.tensor(float(asked), device=device)).item() > 0
 
     def __exit__(self, *error):
         for number, handler in self.before.items():
             signal.signal(number, handler)
+
+
+def ignore_stop_signals(worker):
+    """For the loader's workers, which must live until the checkpoint is saved.
+
+    Stop signals reach them, too. As they ignore them, Python cannot end them: `main` kills them.
+    """
+    for number in STOP:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def mean_over_processes(value):
@@ -487,14 +522,14 @@ def mean_over_processes(value):
 # ---- 5. What it cost --------------------------------------------------------
 
 
-def costs_of(run, model, options, clock):
+def costs_of(run, model, options, progress):
     """Time, as medians over the log; on a GPU also memory."""
     lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
     rate = statistics.median(line["tokens_per_s"] for line in lines)
     costs = {
-        "seconds": round(clock.seconds(), 1),
+        "seconds": round(progress.seconds(), 1),
         "tokens_per_s": round(rate),
-        "step_ms": round(1e3 * clock.tokens_per_step / rate, 3),
+        "step_ms": round(1e3 * progress.tokens_per_step / rate, 3),
         "data_share": round(statistics.median(line["data_share"] for line in lines), 4),
     }
     if options.device == "cuda":
