@@ -114,7 +114,8 @@ def canon_by_hand(x, weight):
 #
 #     state[Canon layer]       its last three inputs (kernel - 1), (B, 3, width)
 #     state[Attention]         all keys, with their positions, and values so far, each (B, S, H, K)
-#     state[linear mixer]      the recurrence's matrix, (B, H, K, V) (Part II)
+#     state[linear mixer]      the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
+#                              as Canon does (Part II)
 #     state[CanonGPT]          how many tokens it has read
 
 
@@ -206,15 +207,19 @@ def canon_at(point, width, config):
 
 class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
-    POSITIONS; what it leaves out does nothing. (Positions that are added to the embeddings, as
-    GPT-2's are, belong in `CanonGPT.embedded`. Here they need only an empty subclass, as a name.)
-    """
+    POSITIONS; what it leaves out does nothing."""
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head
+
+    @staticmethod
+    def vectors(config):
+        """A module whose `weight`, (block_size, D), is added to the embeddings, as in GPT-2; such
+        as nn.Embedding(config.block_size, config.d_model). None: nothing is added."""
+        return None
 
     def turn(self, x, start):
         """Mark positions start .. start + T - 1 in queries or keys (B, T, H, K) -> same shape."""
@@ -329,15 +334,14 @@ class Mixer(nn.Module):
     then it may ignore the state, and generating reads the whole text again for each token. The note
     above CANONS (section 2) says which weights CanonGPT redraws.
 
-    A subclass of Attention keeps positions and heads. A window is two lines:
+    A subclass of Attention keeps heads, and positions too, if a `mask` of its own adds
+    self.positions.bias as ours does. A window is two lines:
 
         class Window32(Attention): window = 32
         MIXERS["window32"] = Window32
-
-    A `mask` of your own must add self.positions.bias, or positions such as ALiBi do nothing.
     """
 
-    budget = 4  # its parameters, in D^2; the MLP gets 12 minus this (section 5)
+    budget = 4  # the mixer's parameters, in D^2: count them. The MLP gets 12 minus this (section 5)
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -345,7 +349,7 @@ class Mixer(nn.Module):
 
     @classmethod
     def check(cls, config):
-        """ValueError for a configuration that this mixer cannot have."""
+        """For a configuration that this mixer cannot have, call config.refuse(field, reason)."""
 
 
 class Attention(Mixer):
@@ -546,6 +550,7 @@ class CanonGPT(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.position_vectors = POSITIONS[config.pos].vectors(config)  # ours have none
         self.blocks = nn.ModuleList()
         for layer in range(config.n_layer):
             mixer_name = config.mixer_names[layer % len(config.mixer_names)]
@@ -572,9 +577,11 @@ class CanonGPT(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def embedded(self, tokens, start=0):
-        """The vectors of the tokens at positions start, start + 1, ..: (B, T, D). Ours are the same
-        anywhere; learned positions would be added here."""
-        return self.embed(tokens)
+        """The vectors of the tokens at positions start, start + 1, ..: (B, T, D)."""
+        x = self.embed(tokens)
+        if self.position_vectors is not None:
+            x = x + self.position_vectors.weight[start : start + tokens.shape[1]]
+        return x
 
     def forward(self, tokens, targets=None, loss_mask=None, state=None):
         """Next-token logits, and the loss if there are targets.

@@ -14,7 +14,6 @@ Reading order: 1 what a run is called; 2 its scores; 3 how it looks; 4 three fig
 import argparse
 import json
 import math
-import runpy
 import statistics
 import sys
 import textwrap
@@ -876,7 +875,7 @@ def main(argv=None):
     args = read_command_line(argv)
     try:
         if args.program is not None:
-            runpy.run_path(str(args.program), run_name="program")
+            run_folders.register(args.program)
         drawn = draw_insides(args) if args.inside else draw_runs(args)
     except OSError as error:
         fail(error)

@@ -7,7 +7,7 @@
 
 Reading order: 1 the recipe, which makes a run what it is; 2 a checkpoint, and what is checked
 before it is used; 3 Run, the folder while a run trains; 4 reading runs for figures and tables;
-5 `load_model`, for notebooks and sample.py.
+5 `load_model`, for notebooks and sample.py, and `register`, for --program.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ import dataclasses
 import json
 import math
 import os
+import runpy
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,7 @@ class Training:
     weight_decay: float = 0.03  # of matrices only
     betas: tuple = (0.9, 0.98)
     eps: float = 1e-6
+    clip: float = 1.0  # a longer gradient is shortened to this norm; 0: never
 
     def __post_init__(self):
         self.betas = tuple(self.betas)
@@ -59,6 +62,7 @@ class Training:
         require_range("lr", self.lr, 1e-12, 1e6)
         require_range("warmup", self.warmup, 0, 10**8)
         require_range("weight_decay", self.weight_decay, 0, 10**6)
+        require_range("clip", self.clip, 0, 10**6)
 
 
 @dataclass
@@ -512,6 +516,14 @@ def pack(runs, path):
 
 
 # ---- 5. Loading a trained model --------------------------------------------
+
+
+def register(program):
+    """Run a file of your own for the mixers, tasks and other things that it registers. It does not
+    train: its name is not "__main__" then."""
+    program = Path(program)
+    sys.path.insert(0, str(program.resolve().parent))  # it may import others that stand beside it
+    runpy.run_path(str(program), run_name="program")
 
 
 def load_model(folder):

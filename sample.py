@@ -13,14 +13,13 @@ a text of your own, in the task's words:
 import argparse
 import os
 import re
-import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from runs import RunError, load_model
+from runs import RunError, load_model, register
 from tasks import SAMPLES, device_of, wrapped
 
 
@@ -133,7 +132,7 @@ def read_command_line(argv):
 def main(argv=None):
     args = read_command_line(argv)
     if args.program is not None:
-        runpy.run_path(str(args.program), run_name="program")
+        register(args.program)
     in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     try:
         task, model = load_model(args.run)

@@ -53,12 +53,12 @@ class Document:
 
     def give(self, tokens):
         """Append tokens that a model only reads."""
-        self.tokens += tokens
+        self.tokens.extend(tokens)
 
     def ask(self, tokens):
         """Append tokens that a model must predict. Returns their span."""
         start = len(self.tokens)
-        self.tokens += tokens
+        self.give(tokens)
         span = (start, len(self.tokens))
         self.targets.append(span)
         return span
@@ -83,11 +83,11 @@ class Document:
 class Task:
     """A task of your own is a subclass, and one more entry of TASKS.
 
-    It defines `documents`; `meaning`, one line about them; `vocabulary`, what each token stands for
-    (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`. The defaults of its
-    constructor's arguments are its usual sizes. train.py has options for the arguments of our
-    tasks, such as N; one of another name needs an option there. make_task adds `name` and
-    `settings`.
+    It defines `documents`, which training and evaluation draw; `meaning`, one line about them;
+    `vocabulary`, what each token stands for (token 0 is padding); and, if it scores otherwise,
+    `evaluate` and `units`. The defaults of its constructor's arguments are its usual sizes.
+    train.py has options for the arguments of our tasks, such as N; one of another name needs an
+    option there. make_task adds `name` and `settings`.
     """
 
     # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
@@ -108,8 +108,13 @@ class Task:
         return len(self.vocabulary)
 
     def documents(self, rng, count):
-        """`count` Documents, in a list or yielded one by one."""
+        """`count` Documents, in a list or yielded one by one. All chance must come from rng."""
         raise NotImplementedError
+
+    def training_documents(self, rng, count):
+        """The documents to train on. For examples of your own, which are few, override this: leave
+        out those that `documents` draws, which are scored and shown."""
+        return self.documents(rng, count)
 
     def batch(self, seed, step, batch_size):
         """The training windows that come after `step` steps. (So step 1 of train.py takes batch 0.)
@@ -125,7 +130,7 @@ class Task:
         drawn_documents, drawn_tokens = 0, 0
         count = 2 * batch_size
         while len(packed.tokens) < batch_size * width:
-            for document in self.documents(rng, count):
+            for document in self.training_documents(rng, count):
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
                 room = width - len(packed.tokens) % width  # in the last window

@@ -128,7 +128,8 @@ def linear(done):
     return 1 - done
 
 
-# What the learning rate does after its warm-up. One of your own is one more entry.
+# What the learning rate does after its warm-up. One of your own is one more entry: a function from
+# `done`, the share of the steps after warm-up that are over, to a factor from 0 to 1.
 SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
@@ -142,12 +143,12 @@ def learning_rate(step, peak, training):
 
 # ---- 2. One step, and one evaluation ----------------------------------------
 
-MAX_GRADIENT_NORM = 1.0  # longer gradients are clipped
 
-
-def train_step(model, optimizer, batch, grad_accum, autocast):
+def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     """Update the weights from a batch, cut into `grad_accum` micro-batches. Returns its loss, and
     the norm of the gradient before it is clipped.
+
+    clip: a longer gradient is shortened to this norm; 0: never
 
     The model returns the mean loss over a micro-batch's targets. Each of these means is weighted by
     the micro-batch's share of all targets, so that together they are the mean over the batch.
@@ -167,7 +168,8 @@ def train_step(model, optimizer, batch, grad_accum, autocast):
                 loss = loss * share
             loss.backward()
         batch_loss = batch_loss + loss.detach()
-    gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+    most = clip if clip > 0 else math.inf
+    gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), most)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return batch_loss, gradient_norm
@@ -212,9 +214,10 @@ def evaluate(task, model, recipe, autocast, step, batch):
 
 LOG_EVERY = 20  # steps
 
-# To log a metric of your own, add an entry to `line`. What learns beside the model, such as an
-# average of its weights, is one more entry of `stateful`: update it after `train_step`, pass it to
-# `evaluate`, and let `load_model` in runs.py read it. Dropout needs nothing here.
+# A metric of your own is one more entry of `line`: a Python number, not a tensor. Dropout needs
+# nothing here. An average of the weights starts as a copy of the model, `copy.deepcopy(model)`
+# without gradients, and is one more entry of `stateful`. Update it after `train_step`, pass it to
+# `evaluate` and `print_results`, and let `load_model` in runs.py read it.
 
 
 def train(options, recipe, command, stop):
@@ -234,10 +237,10 @@ def train(options, recipe, command, stop):
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     # A mistake in a layer, a task or an optimizer of your own shows here, before the training.
-    require_causal(model)
-    require_scores(task, model, recipe.seed, autocast)
+    require_sound_layers(model)
+    require_sound_task(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for require_causal
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
 
     # Only training uses the compiled model: evaluation has other shapes and would compile again.
     fast_model = compiled_and_distributed(model, options)
@@ -264,7 +267,7 @@ def train(options, recipe, command, stop):
                 group["lr"] = learning_rate(step, peak, training)
             seed_layers(recipe.seed, step)
             loss, gradient_norm = train_step(
-                fast_model, optimizer, batch, options.grad_accum, autocast
+                fast_model, optimizer, batch, options.grad_accum, training.clip, autocast
             )
 
             # 2. Most steps end here: reading the loss would make the CPU wait for the GPU.
@@ -392,13 +395,13 @@ class Ended(Exception):
 
 
 @torch.no_grad()
-def require_causal(model):
-    """End the run if a layer sees later tokens, which makes every task easy, or if the model
-    computes something else when a text comes in pieces.
+def require_sound_layers(model):
+    """End the run if a layer does what makes training or scores worthless.
 
-    The first tokens alone must have the same logits as within the whole. If the model streams, so
-    must the text in two pieces. The test takes a copy with noise on its weights: a layer whose
-    weights are zero at the start would pass unseen.
+    The model must give the same logits once more; to a sequence alone; to its first tokens alone,
+    as otherwise it sees later ones, which makes every task easy; and, if it streams, to a text in
+    two pieces. The test takes a copy with noise on its weights: a layer whose weights are zero at
+    the start would pass unseen.
     """
     model = copy.deepcopy(model).eval()
     generator = torch.Generator().manual_seed(0)
@@ -408,24 +411,41 @@ def require_causal(model):
     config, state = model.config, {}
     length = min(config.block_size, 128)  # longer than the chunks of our linear mixers
     cut = math.ceil(2 * length / 3)  # not where such a chunk ends
-    tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
+    rising = torch.arange(length, device=model.embed.weight.device) % config.vocab_size
+    tokens = torch.stack([rising, rising.flip(0)])  # two sequences
     whole, _ = model(tokens)
-    alone, _ = model(tokens[:, :cut])
-    where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
-    if not relative_error(alone, whole[:, :cut]) < 1e-4:
-        raise Ended(f"{where}: a layer looks ahead", status=2)
-    if not model.streams:
-        return
-    pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
-    if not relative_error(torch.cat(pieces, dim=1), whole) < 1e-4:
+
+    again, _ = model(tokens)
+    require_same(again, whole, config, "a layer is random, though in eval mode")
+    alone = torch.cat([model(sequence)[0] for sequence in tokens.split(1)])
+    require_same(alone, whole, config, "a layer mixes the sequences of a batch")
+    first, _ = model(tokens[:, :cut])
+    require_same(first, whole[:, :cut], config, "a layer looks ahead")
+    if model.streams:
+        pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         reason = "a layer does not keep in state[self] what it needs, nor says `streams = False`"
+        require_same(torch.cat(pieces, dim=1), whole, config, reason)
+
+
+def require_same(logits, expected, config, reason):
+    if not relative_error(logits, expected) < 1e-4:
+        where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
         raise Ended(f"{where}: {reason}", status=2)
 
 
 @torch.no_grad()
-def require_scores(task, model, seed, autocast):
-    """End the run if the task returns a score that has no unit. It scores one instance, so that an
-    error in an `evaluate` of your own shows here, too, before the training."""
+def require_sound_task(task, model, seed, autocast):
+    """End the run if the task's documents are others each time, have unknown tokens, or are scored
+    without a unit. It scores one, so that an error in an `evaluate` of your own shows here, too."""
+    documents = list(task.documents(np.random.default_rng(seed), 2))
+    again = list(task.documents(np.random.default_rng(seed), 2))
+    if [document.tokens for document in documents] != [document.tokens for document in again]:
+        reason = "its documents differ from call to call; draw them from rng alone"
+        raise Ended(f"{task.name}: {reason}", status=2)
+    largest = max(max(document.tokens) for document in documents)
+    if largest >= task.vocab_size:
+        reason = f"token {largest} is not in its vocabulary of {task.vocab_size} (0 is padding)"
+        raise Ended(f"{task.name}: {reason}", status=2)
     model.eval()
     with autocast:
         unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
@@ -435,12 +455,20 @@ def require_scores(task, model, seed, autocast):
 
 
 def require_all_weights(optimizer, model):
-    """End the run if the optimizer leaves out a weight that learns."""
+    """End the run if a weight that learns is used nowhere, or left out by the optimizer."""
+    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    length = min(model.config.block_size, 8)  # decays act from the second token on
+    tokens = torch.zeros(1, length, dtype=torch.int64, device=model.embed.weight.device)
+    logits, _ = model(tokens)
+    gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
+    for name, gradient in zip(learning, gradients):
+        if gradient is None:
+            raise Ended(f"no layer uses {name}", status=2)
     updated = set()
     for group in optimizer.param_groups:
         updated.update(group["params"])
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and weight not in updated:
+    for name, weight in learning.items():
+        if weight not in updated:
             raise Ended(f"the optimizer does not update {name}", status=2)
 
 
@@ -655,7 +683,8 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
         value = getattr(made_training, field)
         if value not in table:
             raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
-    for done in (0.0, 0.5, 1.0):  # one of your own fails now, not after the warm-up
+    for hundredths in range(101):  # one of your own fails now, not after the warm-up
+        done = hundredths / 100
         factor = SCHEDULES[made_training.schedule](done)
         if not 0 <= factor <= 1:
             name = made_training.schedule
@@ -754,6 +783,7 @@ def make_parser():
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
     add("--optimizer", help=", ".join(OPTIMIZERS))
     add("--weight-decay", type=float, help="of matrices only (usually 0.03)")
+    add("--clip", type=float, help="longest gradient; longer ones are shortened to it (0: none)")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
     add("--eval-size", type=int, help=f"instances scored in an evaluation (default: {EVAL_SIZE})")
@@ -772,7 +802,7 @@ def make_parser():
 # Which part of a run a flag sets. Fields of Config and of Training are found by their names, and
 # flags of the run itself are in RUN_FLAGS. All others are the task's: make_task refuses what its
 # task has no parameter for. So a flag of your own takes one line above, beside the field or the
-# parameter that it sets, or a line in RUN_FLAGS if it is the run's.
+# parameter that it sets. (One of the run itself also takes its place in RUN_FLAGS and Options.)
 FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
 MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
 TRAINING_FLAGS = [f.name for f in dataclasses.fields(Training)]
@@ -869,7 +899,8 @@ def read_recipe(args, device):
     recipe = make_recipe(**parts)
     if not Config(**recipe.model).has_attention:
         if args.n_head is not None:
-            raise ValueError(f"n_head = {args.n_head}: {recipe.model['mixer']} has its own")
+            mixer = recipe.model["mixer"]
+            raise ValueError(f"n_head = {args.n_head}: {mixer} does not use attention's heads")
         if args.pos not in (None, "nope"):
             raise ValueError(f"pos = {args.pos}: {recipe.model['mixer']} takes no positions")
     if device == "cuda" and recipe.dtype == "bfloat16" and not gpu_has_bfloat16():
@@ -1019,7 +1050,7 @@ def differences(mine, usual):
         elif isinstance(value, (list, tuple)):
             found.append(f"{name}={'-'.join(map(str, value))}")
         else:
-            found.append(f"{name}={value}")
+            found.append(f"{name}={str(value).replace('/', '-')}")  # as it names a folder
     return found
 
 

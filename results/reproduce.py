@@ -21,7 +21,6 @@ import contextlib
 import json
 import math
 import os
-import runpy
 import shlex
 import signal
 import statistics
@@ -559,7 +558,7 @@ def register_own_things(argv):
         return
     if not Path(program).is_file():
         fail(f"--program {program}: no such file")
-    runpy.run_path(program, run_name="program")
+    run_folders.register(program)
 
 
 def count(text):
