@@ -194,7 +194,7 @@ def text_title(groups):
     canon_bits = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
     longer_bits = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
     if canon_bits and longer_bits and min(longer_bits) > max(canon_bits):
-        return "On Python source code, Canon beats training twice as long"
+        return "On Python source code, twice the training does not make up for Canon"
     rope = typical(groups, "RoPE", "bits per byte")
     with_canon = typical(groups, "RoPE + Canon", "bits per byte")
     return f"A byte of text costs a rotary model {rope} bits, with Canon {with_canon}"
@@ -260,7 +260,10 @@ def draw_hops(groups, scores, title):
         columns[hops] = "1 arrow" if hops == 1 else f"{hops} arrows"
     if 2 in scored and 4 in scored and 3 not in scored:
         columns[2] = "2 or 3 arrows"
-    return plot.dots(in_plain_names(groups), "hops mastered", columns, title, beside=HOPS_TASK)
+    legend = "Each dot is one training run. The recipe was chosen for the bottom row."
+    below = plot.small_print(groups, legend)
+    named = in_plain_names(groups)
+    return plot.dots(named, "hops mastered", columns, title, below, beside=HOPS_TASK)
 
 
 def draw_copy(groups, scores, title):
@@ -270,7 +273,9 @@ def draw_copy(groups, scores, title):
 
 
 def draw_tasks(groups, scores, title):
-    return plot.bars(in_plain_names(groups), scores, title, headings=TASKS_HEADINGS)
+    legend = "Bars and numbers: medians; dots: single seeds. The recipes were found with Canon."
+    below = plot.small_print(groups, legend) + plot.about_chance(groups, scores)
+    return plot.bars(in_plain_names(groups), scores, title, below, headings=TASKS_HEADINGS)
 
 
 def draw_text(groups, scores, title):
