@@ -143,17 +143,23 @@ EXPERIMENTS = (copy_with_and_without, each_point_alone, hops, text, own_layer)
 # ---- 3. The command line ---------------------------------------------------
 
 
+def fail(message):
+    """End the program with one line, and status 2."""
+    print(f"check_runs.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Check the runs of the experiments.")
-    parser.error = lambda message: parser.exit(2, f"check_runs.py: {message}\n")
+    parser.error = fail
     parser.add_argument("folder", type=Path, help="with runs in it, such as out/")
     parser.add_argument("experiment", type=int, nargs="*", metavar="N", help="default: all")
     args = parser.parse_args(argv)
     if not args.folder.is_dir():
-        parser.error(f"{args.folder} is no folder")
+        fail(f"{args.folder} is no folder")
     for number in args.experiment:
         if not 1 <= number <= len(EXPERIMENTS):
-            parser.error(f"experiment = {number}: allowed: 1 to {len(EXPERIMENTS)}")
+            fail(f"experiment = {number}: allowed: 1 to {len(EXPERIMENTS)}")
 
     runs, problems = run_folders.read_all(sorted(args.folder.iterdir()))
     for problem in problems:
