@@ -30,7 +30,7 @@ from kernels import causal_conv
 # ---- 1. Configuration ------------------------------------------------------
 #
 # Shapes in comments: B batch, T time, D width, H heads, K dims of a head's queries and keys, V of
-# its values; S, the tokens that can be looked at: these T, and those that were read before.
+# its values; S, all tokens so far, these T included.
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Config:
         check_config(self)  # section 8
         self.canon = "".join(sorted(self.canon.lower()))
         if not self.has_attention:
-            self.pos = "nope"
+            self.pos = "nope"  # only attention uses positions
         if self.short_conv is None:
             self.short_conv = usual_short_conv(self)
         for name in self.mixer_names:
@@ -83,7 +83,7 @@ class Refused(ValueError):
 
 # ---- 2. Canon --------------------------------------------------------------
 #
-# Attention can look anywhere, yet moving information one token to the right costs it a whole layer.
+# Attention can look anywhere. But to learn what stands before it, a token needs a whole layer.
 # Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1 tells
 # each token what stands before it. Then layer 2 can search for the token that stands after an
 # "Ada". A Canon layer does the first with four weights per channel.
@@ -109,25 +109,25 @@ def canon_by_hand(x, weight):
 
 
 # To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
-# pieces is usually called the KV cache. Here it is one dict, `state`, which starts empty and is
-# passed to every layer, which updates it. Each has an entry, with the layer itself as the key:
+# pieces is one dict, `state`, empty at first. Layers that must remember something write it there,
+# with themselves as the key. (Attention's part of it is usually called the KV cache.)
 #
-#     state[Canon layer]       its last three inputs (kernel - 1), (B, 3, width)
-#     state[Attention]         all keys, with their positions, and values so far, each (B, S, H, K)
-#     state[linear mixer]      the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
+#     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
+#     state[an Attention]      all keys, with their positions, and values so far, each (B, S, H, K)
+#     state[a linear mixer]    the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
 #                              as Canon does (Part II)
-#     state[CanonGPT]          how many tokens it has read
+#     state[the model]         how many tokens it has read
 
 
 class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU.
 
-    The weights are drawn as Conv1d draws them, from uniform(-1/sqrt(kernel), 1/sqrt(kernel)). For
-    independent inputs, the layer then adds 0.58 times the size of its input (root mean square).
-    CanonGPT draws the weights of Linear layers from normal(0, 0.02). With four such weights a Canon
-    layer would add 0.04 times the size of its input: almost nothing of the neighbours. So its
-    weights are an nn.Parameter of its own, which CanonGPT does not redraw and train.py does not let
-    decay.
+    The weights are drawn as Conv1d draws them: with kernel 4, from uniform(-1/2, 1/2), of variance
+    1/12. So for independent inputs, the layer adds sqrt(4/12) = 0.58 times the size of its input.
+    Linear layers are drawn from normal(0, 0.02). With four such weights a Canon layer would add
+    sqrt(4) * 0.02 = 0.04 times the size: almost nothing of the neighbours. So CanonGPT, which
+    redraws all Linear layers, must not redraw these weights, nor does train.py let them decay. That
+    is why they are a bare nn.Parameter.
     """
 
     def __init__(self, width, config):
@@ -149,11 +149,11 @@ class Canon(nn.Module):
 
 
 def tail_of_stream(layer, x, n, state):
-    """In a stream: returns the n inputs before x (B, T, width), as (B, n, width), or zeros where it
-    begins; and keeps the last n inputs, up to the end of x, in state[layer] for the next piece.
+    """Returns the n inputs before x (B, T, width), as (B, n, width): zeros where the stream begins.
+    Keeps the last n, up to the end of x, in state[layer] for the next piece.
 
-    Outside a stream it returns None. `causal_conv` takes None for zeros; code of your own must do
-    the same. What it keeps is a copy: a view would keep all of x in memory.
+    Without a stream it returns None. `causal_conv` takes None for zeros; a layer of your own must
+    do the same. What it keeps is a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -179,11 +179,10 @@ class NoCanon(nn.Module):
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
 #   state[self], for example by `tail_of_stream`; or its class says `streams = False`.
-# - The channels are those of q, k and v at B (in attention), one after the other, and those of gate
-#   and up at D.
+# - At B (in attention) its channels are q, k and v, one after the other; at D, gate and up.
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
-#   class, too, and train.py lets their weights decay. A weight that shall keep its own initial
-#   values, and not decay, must be an nn.Parameter outside of such layers.
+#   class, too, and train.py lets their weights decay. To keep a weight's own initial values and
+#   spare it decay, make it an nn.Parameter outside such layers.
 # - The options canon_kernel, canon_residual and canon_silu are yours to obey.
 CANONS = {"conv": Canon}
 
@@ -323,6 +322,9 @@ POSITIONS = {
 
 
 # ---- 4. Attention ----------------------------------------------------------
+#
+# A mixer is the part of a block that lets tokens see each other. In Part I it is attention; Part II
+# has others.
 
 
 class Mixer(nn.Module):
@@ -341,7 +343,7 @@ class Mixer(nn.Module):
         MIXERS["window32"] = Window32
     """
 
-    budget = 4  # the mixer's parameters, in D^2: count them. The MLP gets 12 minus this (section 5)
+    budget = 4  # the mixer's parameters, divided by D^2; the MLP gets 12 minus this (section 5)
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -383,7 +385,7 @@ class Attention(Mixer):
         """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
         # exercise 5
         B, T, D = x.shape
-        qkv = self.canon(self.qkv(x), state)  # (B, T, 3D); Canon-B comes before rotary
+        qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
         start = 0  # how many tokens came before x
@@ -485,7 +487,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # Canon layers then work in it, as matrices do
+        return y.to(matmul_dtype(x))  # under autocast, Canon layers then run in bfloat16, too
 
 
 class Block(nn.Module):
@@ -638,29 +640,29 @@ class CanonGPT(nn.Module):
             logits, _ = self(unread, state=state)
             logits = logits[:, -1].float()
             if temperature == 0:
-                drawn = logits.argmax(-1, keepdim=True)
+                next_token = logits.argmax(-1, keepdim=True)
             else:
-                chances = (logits / temperature).softmax(-1)
-                drawn = torch.multinomial(chances, 1, generator=generator)
+                probabilities = (logits / temperature).softmax(-1)
+                next_token = torch.multinomial(probabilities, 1, generator=generator)
             if stop is not None:
-                drawn = drawn.masked_fill(done, stop)
-                done |= drawn == stop
-            tokens = torch.cat([tokens, drawn], dim=1)
-            unread = drawn if self.streams else tokens
+                next_token = next_token.masked_fill(done, stop)
+                done |= next_token == stop
+            tokens = torch.cat([tokens, next_token], dim=1)
+            unread = next_token if self.streams else tokens
             if done.all():
                 break
         return tokens
 
     def parameter_counts(self):
         """How many parameters there are: {"total", "embeddings" (with the head), "canon"}."""
-        ends = {self.embed.weight, self.head.weight}  # one if tied
+        embeddings = {self.embed.weight, self.head.weight}  # one if tied
         canon = set()
         for module in self.modules():
             if isinstance(module, tuple(CANONS.values())):
                 canon.update(module.parameters())
         return {
             "total": count(self.parameters()),
-            "embeddings": count(ends),
+            "embeddings": count(embeddings),
             "canon": count(canon),
         }
 

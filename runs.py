@@ -1,8 +1,9 @@
 """A run's folder, written and read in one place.
 
     out/copy_nano_rope_abcd_s0/
-        config.json     what it takes to repeat the run, and where it ran; written once
-        metrics.jsonl   the log: JSON, a line every 20 steps; the last line has "final": true
+        config.json     what it takes to repeat the run, and where it ran; written at the start
+        metrics.jsonl   the log, in JSON: a line every 20 steps and at each evaluation; the last
+                        line of a finished run has "final": true
         ckpt.pt         weights, optimizer, step and log: what it takes to go on
 
 Reading order: 1 the recipe, which makes a run what it is; 2 a checkpoint, and what is checked
@@ -67,8 +68,8 @@ class Training:
 
 @dataclass
 class Recipe:
-    """What makes a run what it is, and the preset's name. config.json holds it; --config takes it
-    back."""
+    """All settings that change a run's result, and the preset's name. config.json holds it;
+    --config takes it back."""
 
     preset: str
     task: dict  # its name, and all its parameters
@@ -91,7 +92,7 @@ class Recipe:
         return whole
 
 
-# The parts that make a run what it is. --resume must find them unchanged.
+# The parts of a recipe that change the result. --resume must find them unchanged.
 RECIPE_PARTS = [field.name for field in dataclasses.fields(Recipe) if field.name != "preset"]
 
 
@@ -221,52 +222,41 @@ class Run:
         if not resume:
             self.write_config()
 
-    def write_config(self):
-        text = json.dumps(self.about, indent=1) + "\n"
-        with whole_file(self.folder / "config.json") as file:
-            file.write(text.encode())
+    def log(self, line):
+        """Append a line, a dict, to metrics.jsonl."""
+        self.lines.append(line)
+        if self.writes:
+            self.append(json.dumps(line) + "\n")
 
-    def require_unused(self):
-        """RunError if the folder holds something. A run that has logged nothing may start again."""
-        if not self.folder.exists():
-            return
-        log = self.folder / "metrics.jsonl"
-        has_log = log.exists() and log.stat().st_size > 0
-        has_checkpoint = (self.folder / "ckpt.pt").exists()
-        own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
-        strangers = [path for path in self.folder.iterdir() if path.name not in own_files]
-        if has_checkpoint and (has_log or not log.exists()):
-            advice = "--resume goes on with it, or choose another --out"
-            raise RunError(f"{self.folder} is not empty: {advice}")
-        if has_log or strangers:
-            raise RunError(f"{self.folder} is not empty: choose another --out")
+    def save(self, stateful, step, seconds):
+        """Write ckpt.pt, with the log so far: a resumed run goes on from both. What `state_dict`
+        returns must be a dict of tensors and plain Python values, as torch.load reads no others.
 
-    def open_and_lock(self):
-        """metrics.jsonl, locked for this process as long as it lives.
-
-        The system drops a `lockf` lock with its process, and the loader's workers do not inherit
-        it. It also drops it when this process closes the file after opening it a second time. So
-        a process must not `read` the run that it trains.
+        It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
+        and so does what a layer may draw, since train.py sets the seed at each step.
         """
-        file = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")
-        try:
-            if fcntl is not None:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise RunError(f"{self.folder} is in use by another process") from None
-        except OSError:  # some network file systems have no locks
-            pass
-        return file
+        if not self.writes:
+            return
+        checkpoint = {
+            "optimizer_kind": type(stateful["optimizer"]).__name__,
+            "recipe": self.recipe,
+            "step": step,
+            "log": [json.dumps(line) for line in self.lines],
+            "seconds": seconds,
+        }
+        for name, part in stateful.items():
+            if name in checkpoint:
+                raise ValueError(f"{name!r} is a reserved name in a checkpoint")
+            checkpoint[name] = part.state_dict()
+        with whole_file(self.folder / "ckpt.pt") as file:
+            torch.save(checkpoint, file)
+        if step > 0 and not self.was_read_back:
+            self.read_back()
 
     def restore(self, stateful):
         """Set these objects and the log back to the checkpoint. Returns its step and seconds."""
         saved = read_checkpoint(self.folder)
-        saved_recipe = dict(saved["recipe"])  # an older one may lack fields that came later
-        saved_recipe["model"] = with_defaults(Config, saved_recipe["model"])
-        saved_recipe["training"] = with_defaults(Training, saved_recipe["training"])
-        differences = recipe_differences(saved_recipe, self.recipe)
-        if differences:
-            raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
+        self.require_same_recipe(saved["recipe"])
         if self.writes and not config_is_sound(self.folder):
             self.write_config()
         try:
@@ -293,46 +283,66 @@ class Run:
     def finished(self):
         return bool(self.lines) and "final" in self.lines[-1]
 
-    def log(self, line):
-        """Append a line, a dict, to metrics.jsonl."""
-        self.lines.append(line)
-        if self.writes:
-            self.append(json.dumps(line) + "\n")
+    # What these need:
 
     def append(self, text):
         with naming(self.folder / "metrics.jsonl"):
             self.log_file.write(text)
             self.log_file.flush()
 
-    def save(self, stateful, step, seconds):
-        """Write ckpt.pt, with the log so far: a resumed run goes on from both. What `state_dict`
-        returns must be a dict of tensors and plain Python values, as torch.load reads no others.
+    def require_same_recipe(self, saved):
+        """saved: the recipe in the checkpoint; an older one may lack fields that came later."""
+        complete = dict(saved)
+        complete["model"] = with_defaults(Config, saved["model"])
+        complete["training"] = with_defaults(Training, saved["training"])
+        differences = recipe_differences(complete, self.recipe)
+        if differences:
+            raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
 
-        It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
-        and so does what a layer may draw, since train.py sets the seed at each step.
-        """
-        if not self.writes:
+    def read_back(self):
+        """Read the first checkpoint back: what --resume could not read ends the run now."""
+        self.was_read_back = True
+        try:
+            read_checkpoint(self.folder)
+        except RunError as error:
+            raise RunError(f"--resume could not go on from here: {error}") from None
+
+    def write_config(self):
+        text = json.dumps(self.about, indent=1) + "\n"
+        with whole_file(self.folder / "config.json") as file:
+            file.write(text.encode())
+
+    def require_unused(self):
+        """RunError if the folder holds something. A run that is still at step 0 may start again."""
+        if not self.folder.exists():
             return
-        checkpoint = {
-            "optimizer_kind": type(stateful["optimizer"]).__name__,
-            "recipe": self.recipe,
-            "step": step,
-            "log": [json.dumps(line) for line in self.lines],
-            "seconds": seconds,
-        }
-        for name, part in stateful.items():
-            if name in checkpoint:
-                raise ValueError(f"{name!r} is a reserved name in a checkpoint")
-            checkpoint[name] = part.state_dict()
-        with whole_file(self.folder / "ckpt.pt") as file:
-            torch.save(checkpoint, file)
-        if step > 0 and not self.was_read_back:
-            # Once, after the first steps: what --resume could not read ends the run now.
-            self.was_read_back = True
-            try:
-                read_checkpoint(self.folder)
-            except RunError as error:
-                raise RunError(f"--resume could not go on from here: {error}") from None
+        log = self.folder / "metrics.jsonl"
+        has_log = log.exists() and log.stat().st_size > 0
+        own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
+        strangers = [path for path in self.folder.iterdir() if path.name not in own_files]
+        if (self.folder / "ckpt.pt").exists():
+            if has_log or not log.exists() or read_checkpoint(self.folder)["step"] > 0:
+                advice = "--resume goes on with it, or choose another --out"
+                raise RunError(f"{self.folder} is not empty: {advice}")
+        if has_log or strangers:
+            raise RunError(f"{self.folder} is not empty: choose another --out")
+
+    def open_and_lock(self):
+        """metrics.jsonl, locked for this process as long as it lives.
+
+        The lock ends with this process, and the loader's workers do not inherit it. It also ends if
+        the process opens and closes the file once more, so a process must not `read` the run that
+        it trains.
+        """
+        file = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise RunError(f"{self.folder} is in use by another process") from None
+        except OSError:  # some network file systems have no locks
+            pass
+        return file
 
 
 def recipe_differences(old, new, name=""):

@@ -68,7 +68,7 @@ def continued(task, model, prompt, length, temperature, seed):
 
 
 def go_on(model, tokens, length, stop, temperature, generator):
-    """What the model writes after these tokens: a list of tokens, up to and with `stop`."""
+    """What the model writes after these tokens: a list of tokens, up to and including `stop`."""
     prompt = torch.tensor([tokens], device=device_of(model))
     whole = model.generate(prompt, length, temperature, stop, generator)
     return whole[0, len(tokens) :].tolist()

@@ -1372,7 +1372,7 @@ def main(arguments):
         print(f"tasks.py: {error}", file=sys.stderr)
         raise SystemExit(2)
     settings = [f"{field} = {value}" for field, value in task.settings.items() if field != "name"]
-    print(f"{task.name}: {', '.join(settings)}; {task.vocab_size} tokens\n")
+    print(f"{task.name}: {', '.join(settings)}; a vocabulary of {task.vocab_size}\n")
     (document,) = task.documents(np.random.default_rng(0), 1)
     print(wrapped(printed(task, document)))
     print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]")

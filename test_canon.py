@@ -2813,6 +2813,13 @@ def test_a_checkpoint_of_another_optimizer_is_refused(ends, monkeypatch):
     ends(tiny("--steps 20 --resume"), "its optimizer was AdamW, not TwoOptimizers")
 
 
+def test_a_trained_checkpoint_beside_an_empty_log_is_kept(ends):
+    """So it is for a moment while a run resumes."""
+    train.main(tiny("--steps 3"))
+    Path("run/metrics.jsonl").write_text("")
+    ends(tiny("--steps 3"), "run is not empty: --resume goes on with it")
+
+
 class LooksAhead(Canon):
     def forward(self, x, state=None):
         return super().forward(x, state) + 0.1 * x.roll(-1, dims=1) * self.weight[1]
@@ -2855,8 +2862,11 @@ def test_a_layer_with_a_fault_is_refused(layer, point, ends):
 
 
 @patch.dict(canon_gpt.CANONS, own=NeverUsed)
-def test_a_weight_that_is_never_used_is_refused(ends):
-    ends(tiny("--canon c --canon-type own"), "no layer uses blocks.0.canon_c.spare")
+def test_a_weight_that_is_never_used_is_mentioned(here, capsys):
+    train.main(tiny("--canon c --canon-type own --steps 2"))
+    said = capsys.readouterr().err
+    assert said.count("no layer used") == 1
+    assert "no layer used blocks.0.canon_c.spare\n" in said
 
 
 class LearnedPositions(canon_gpt.Positions):

@@ -67,7 +67,8 @@ class Batches:
     def __getitem__(self, number):
         """Batch number 0 is for step 1, and so on. The task draws it (tasks.py, Task.batch).
 
-        tokens and loss_mask (rows, block_size + 1); target_count (), counted over all processes
+        tokens and loss_mask  (rows, block_size + 1)
+        target_count          how many targets there are, those of other processes included
         """
         batch = self.task.batch(self.seed, number, self.batch_size)
         tokens, loss_mask = map(torch.from_numpy, batch)
@@ -107,14 +108,15 @@ def adamw(model, training, device):
         lr=training.lr,
         betas=training.betas,
         eps=training.eps,
-        fused=device != "mps",
+        fused=device != "mps",  # faster, where PyTorch has it
     )
 
 
-# An optimizer of your own is a function with these arguments, and one more entry. `train` calls the
-# optimizer's step, zero_grad, state_dict and load_state_dict, and sets "lr" in its param_groups.
-# Groups may have learning rates of their own: warm-up and schedule scale each. (For Muon: the
-# decaying group of `weight_groups` also has embedding and head, which Muon leaves to AdamW.)
+# An optimizer of your own is a function with these arguments, and one more entry. It needs step,
+# zero_grad, state_dict, load_state_dict and param_groups, as PyTorch's optimizers have. Each group
+# must have its "lr", which may differ: `train` takes it for the peak, and sets it at each step.
+# (For Muon: the decaying group of `weight_groups` also has embedding and head, which Muon leaves to
+# AdamW.)
 OPTIMIZERS = {"adamw": adamw}
 
 
@@ -150,10 +152,10 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
 
     clip: a longer gradient is shortened to this norm; 0: never
 
-    The model returns the mean loss over a micro-batch's targets. Each of these means is weighted by
-    the micro-batch's share of all targets, so that together they are the mean over the batch.
-    Processes then average their gradients, that is, divide by WORLD; so the shares have it as a
-    factor.
+    A task marks its targets (tasks.py, `Document.ask`), and `Task.batch` makes the mask of it. The
+    model returns the mean loss over a micro-batch's targets. Times the micro-batch's share of all
+    targets, these means add up to the mean over the batch. torchrun's processes divide the sum of
+    their gradients by WORLD, so shares are multiplied by it.
     """
     tokens, loss_mask, target_count = batch
     micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
@@ -186,6 +188,7 @@ def gradient_exchange(model, now):
 def compiled_and_distributed(model, options):
     """The same weights, compiled and distributed over the processes of torchrun, as options say."""
     if options.compile:
+        # Where nobody asked for --compile, a compiler that fails is ignored.
         torch._dynamo.config.suppress_errors = not options.must_compile
         model = torch.compile(model)
     if WORLD > 1:
@@ -214,10 +217,12 @@ def evaluate(task, model, recipe, autocast, step, batch):
 
 LOG_EVERY = 20  # steps
 
-# A metric of your own is one more entry of `line`: a Python number, not a tensor. Dropout needs
-# nothing here. An average of the weights starts as a copy of the model, `copy.deepcopy(model)`
-# without gradients, and is one more entry of `stateful`. Update it after `train_step`, pass it to
-# `evaluate` and `print_results`, and let `load_model` in runs.py read it.
+# What you may want to add:
+# - A metric is one more entry of `line`: a Python number, not a tensor.
+# - Dropout and the like need nothing here.
+# - An average of the weights starts as `copy.deepcopy(model)`, without gradients, and is one more
+#   entry of `stateful`. Update it after `train_step`, pass it to `evaluate` and `print_results`,
+#   and let `load_model` in runs.py read it. Its decay is a field of `Training` in runs.py.
 
 
 def train(options, recipe, command, stop):
@@ -226,7 +231,7 @@ def train(options, recipe, command, stop):
     torch.manual_seed(recipe.seed)
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
 
-    # What learns, what it learns, and what updates it.
+    # What is learnt, what learns it, and what updates the weights.
     task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(Config(**recipe.model)).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
@@ -236,27 +241,16 @@ def train(options, recipe, command, stop):
     # model needs float32, canon_gpt.py says `at_least_float32`.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
-    # A mistake in a layer, a task or an optimizer of your own shows here, before the training.
-    require_sound_layers(model)
-    require_sound_task(task, model, recipe.seed, autocast)
-    require_all_weights(optimizer, model)
+    check_own_parts(task, model, optimizer, recipe, autocast)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
 
     # Only training uses the compiled model: evaluation has other shapes and would compile again.
     fast_model = compiled_and_distributed(model, options)
 
-    # The run's folder: runs.py says what is in it. With --resume the run goes on from the
-    # checkpoint, which is there from the start: a new run saves step 0.
+    # The run's folder, and what a checkpoint in it restores.
     stateful = {"model": model, "optimizer": optimizer}
     about = describe(options, recipe, task, model, command)
-    run = Run(options.out, about, options.resume, writes=RANK == 0)
-    start, seconds = 0, 0.0
-    if options.resume:
-        start, seconds = run.restore(stateful)
-        if run.finished:
-            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
-    else:
-        run.save(stateful, start, seconds)
+    run, start, seconds = open_run(options, about, stateful)
     announce(options, recipe, about)
 
     batches = load_batches(task, recipe, options, start)
@@ -304,13 +298,27 @@ def train(options, recipe, command, stop):
                 raise Ended(reason, status=128 + stop.number)  # as shells count
             progress.start_lap(step)  # so that scoring and saving do not count
 
-    # What it cost, and one instance with the model's answers. The scores come from the log: a run
-    # that was killed right here, and resumed, finds no step left to do.
+    # What it cost, and one instance with the model's answers. The scores are read from the log: a
+    # run that was killed right here, and resumed, computes none.
     scores = run.lines[-1]["eval"]
     costs = costs_of(run, model, options, progress)
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
     run.save(stateful, training.steps, progress.seconds())
     print_results(task, model, autocast, scores, costs, recipe.seed)
+
+
+def open_run(options, about, stateful):
+    """(run, start, seconds): the run's folder (runs.py), the steps that are done, and the time that
+    they took. With --resume, `stateful` is set back to the checkpoint. There is one from the start,
+    as a new run saves step 0."""
+    run = Run(options.out, about, options.resume, writes=RANK == 0)
+    if not options.resume:
+        run.save(stateful, step=0, seconds=0.0)
+        return run, 0, 0.0
+    start, seconds = run.restore(stateful)
+    if run.finished:
+        raise Ended(f"{options.out} is finished: nothing left to do", status=0)
+    return run, start, seconds
 
 
 def seed_layers(run_seed, step):
@@ -378,7 +386,7 @@ class Progress:
         }
 
     def show(self, texts):
-        """Show {name: text} behind the bar, until the name has another text."""
+        """Show {name: text} behind the bar. A later text replaces an earlier one of its name."""
         self.shown.update(texts)
         self.bar.set_postfix(self.shown, refresh=False)
 
@@ -394,14 +402,22 @@ class Ended(Exception):
         self.status = status
 
 
+def check_own_parts(task, model, optimizer, recipe, autocast):
+    """End the run before it trains if a layer, a task or an optimizer of your own has a fault."""
+    require_sound_layers(model)
+    require_sound_task(task, model, recipe.seed, autocast)
+    require_all_weights(optimizer, model)
+    mention_unused_weights(model)
+
+
 @torch.no_grad()
 def require_sound_layers(model):
     """End the run if a layer does what makes training or scores worthless.
 
-    The model must give the same logits once more; to a sequence alone; to its first tokens alone,
-    as otherwise it sees later ones, which makes every task easy; and, if it streams, to a text in
-    two pieces. The test takes a copy with noise on its weights: a layer whose weights are zero at
-    the start would pass unseen.
+    The logits must not change if the model runs once more, if a sequence is alone, if later tokens
+    are missing (a model that sees them finds every task easy), or if a text comes in two pieces.
+    The test takes a copy with noise on its weights: a layer whose weights are zero at the start
+    would pass unseen.
     """
     model = copy.deepcopy(model).eval()
     generator = torch.Generator().manual_seed(0)
@@ -455,21 +471,26 @@ def require_sound_task(task, model, seed, autocast):
 
 
 def require_all_weights(optimizer, model):
-    """End the run if a weight that learns is used nowhere, or left out by the optimizer."""
-    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    length = min(model.config.block_size, 8)  # decays act from the second token on
-    tokens = torch.zeros(1, length, dtype=torch.int64, device=model.embed.weight.device)
-    logits, _ = model(tokens)
-    gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
-    for name, gradient in zip(learning, gradients):
-        if gradient is None:
-            raise Ended(f"no layer uses {name}", status=2)
+    """End the run if the optimizer leaves out a weight that learns."""
     updated = set()
     for group in optimizer.param_groups:
         updated.update(group["params"])
-    for name, weight in learning.items():
-        if weight not in updated:
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and weight not in updated:
             raise Ended(f"the optimizer does not update {name}", status=2)
+
+
+def mention_unused_weights(model):
+    """Print a line if a weight plays no part in a first try. It may be meant so: a mixture of
+    experts does not use all of them each time."""
+    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    length = min(model.config.block_size, 128)
+    tokens = torch.arange(length, device=model.embed.weight.device)[None] % model.config.vocab_size
+    logits, _ = model(tokens)
+    gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
+    for name, gradient in zip(learning, gradients):
+        if gradient is None and RANK == 0:
+            print(f"train.py: in a first try no layer used {name}", file=sys.stderr)
 
 
 def require_finite(step, values):
@@ -531,10 +552,8 @@ class StopSignals:
 
 
 def ignore_stop_signals(worker):
-    """For the loader's workers, which must live until the checkpoint is saved.
-
-    Stop signals reach them, too. As they ignore them, Python cannot end them: `main` kills them.
-    """
+    """For the loader's workers: Ctrl-C reaches them, too, but they must live until the checkpoint
+    is saved. Then `main` kills them."""
     for number in STOP:
         signal.signal(number, signal.SIG_IGN)
 
