@@ -149,8 +149,8 @@ class Canon(nn.Module):
 
 
 def tail_of_stream(layer, x, n, state):
-    """Returns the n inputs before x (B, T, width), as (B, n, width): zeros where the stream begins.
-    Keeps the last n, up to the end of x, in state[layer] for the next piece.
+    """Returns the n >= 1 inputs before x (B, T, width), as (B, n, width): zeros where the stream
+    begins. Keeps the last n, up to the end of x, in state[layer] for the next piece.
 
     Without a stream it returns None. `causal_conv` takes None for zeros; a layer of your own must
     do the same. What it keeps is a copy: a view would keep all of x in memory.
@@ -163,7 +163,7 @@ def tail_of_stream(layer, x, n, state):
     else:
         tail = x.new_zeros(x.shape[0], n, x.shape[2])
     seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, seen.shape[1] - n :].clone()  # not -n, as n may be 0
+    state[layer] = seen[:, -n:].clone()
     return tail
 
 
