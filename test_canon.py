@@ -4946,6 +4946,14 @@ def test_readmes_index_names_what_there_is():
     assert found > 12
 
 
+def test_readme_counts_the_verdicts_as_claims_md_does():
+    rows = (HERE / "results/claims.md").read_text().splitlines()
+    titles = [row.split(" | ")[0] for row in rows if row.endswith("| holds |")]
+    starred = [title for title in titles if title.endswith("*")]
+    text = (HERE / "README.md").read_text()
+    assert f"{len(starred)} of the {len(titles)} that hold" in " ".join(text.split())
+
+
 def test_readmes_table_of_layers_switched_off_is_that_of_hops_txt():
     shown = (HERE / "results/depo0/hops.txt").read_text()
     table = shown.split("# Seed 9")[1].split("switched off in:")[1]
