@@ -407,7 +407,7 @@ def check_own_parts(task, model, optimizer, recipe, autocast):
     require_sound_layers(model)
     require_sound_task(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
-    mention_unused_weights(model)
+    mention_unused_weights(model, autocast)
 
 
 @torch.no_grad()
@@ -480,13 +480,14 @@ def require_all_weights(optimizer, model):
             raise Ended(f"the optimizer does not update {name}", status=2)
 
 
-def mention_unused_weights(model):
+def mention_unused_weights(model, autocast):
     """Print a line if a weight plays no part in a first try. It may be meant so: a mixture of
     experts does not use all of them each time."""
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     length = min(model.config.block_size, 128)
     tokens = torch.arange(length, device=model.embed.weight.device)[None] % model.config.vocab_size
-    logits, _ = model(tokens)
+    with autocast:
+        logits, _ = model(tokens)
     gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
     for name, gradient in zip(learning, gradients):
         if gradient is None and RANK == 0:
