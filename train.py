@@ -352,19 +352,16 @@ class Progress:
 
     def timed(self, batches):
         """Yields the batches, and counts each as a step when the next one is asked for."""
-        batches = iter(batches)
         first = True
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
+        asked = time.perf_counter()
+        for batch in batches:
             self.waited += time.perf_counter() - asked
-            if batch is None:
-                return
             yield batch
             if first:
                 self.bar.unpause()  # it may have compiled: leave it out of the bar's estimate
                 first = False
             self.bar.update()
+            asked = time.perf_counter()
 
     def seconds(self):
         return time.perf_counter() - self.began
@@ -424,23 +421,30 @@ def require_sound_layers(model):
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=generator)
         weight += 0.02 * noise.to(weight)
-    config, state = model.config, {}
-    length = min(config.block_size, 128)  # longer than the chunks of our linear mixers
-    cut = math.ceil(2 * length / 3)  # not where such a chunk ends
-    rising = torch.arange(length, device=model.embed.weight.device) % config.vocab_size
-    tokens = torch.stack([rising, rising.flip(0)])  # two sequences
+    config = model.config
+    tokens = two_sequences(model)
     whole, _ = model(tokens)
 
     again, _ = model(tokens)
     require_same(again, whole, config, "a layer is random, though in eval mode")
     alone = torch.cat([model(sequence)[0] for sequence in tokens.split(1)])
     require_same(alone, whole, config, "a layer mixes the sequences of a batch")
+    cut = math.ceil(2 * tokens.shape[1] / 3)  # not where a chunk of our linear mixers ends
     first, _ = model(tokens[:, :cut])
     require_same(first, whole[:, :cut], config, "a layer looks ahead")
     if model.streams:
+        state = {}
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         reason = "a layer does not keep in state[self] what it needs, nor says `streams = False`"
         require_same(torch.cat(pieces, dim=1), whole, config, reason)
+
+
+def two_sequences(model):
+    """Tokens to try a model with, (2, T): longer than the chunks of our linear mixers, where they
+    fit."""
+    length = min(model.config.block_size, 128)
+    rising = torch.arange(length, device=model.embed.weight.device) % model.config.vocab_size
+    return torch.stack([rising, rising.flip(0)])
 
 
 def require_same(logits, expected, config, reason):
@@ -484,10 +488,8 @@ def mention_unused_weights(model, autocast):
     """Print a line if a weight plays no part in a first try. It may be meant so: a mixture of
     experts does not use all of them each time."""
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    length = min(model.config.block_size, 128)
-    tokens = torch.arange(length, device=model.embed.weight.device)[None] % model.config.vocab_size
     with autocast:
-        logits, _ = model(tokens)
+        logits, _ = model(two_sequences(model))
     gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
     for name, gradient in zip(learning, gradients):
         if gradient is None and RANK == 0:

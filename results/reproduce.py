@@ -386,6 +386,7 @@ def show(name, tried, path):
     scores = scores_shown(comparison.scores, groups)
     if not scores:
         fail(f"no run has the scores that {name} shows: {', '.join(comparison.scores)}")
+    groups = with_scores(groups, scores)
     plot.save(comparison.figure(groups, scores, comparison.title(groups)), path)
     print(f"\n{plot.table(groups, scores)}\n")
 
@@ -425,6 +426,16 @@ def scores_shown(wanted, groups):
             shown += [name for name in there if name.startswith("k=")]
         elif score in there:
             shown.append(score)
+    return shown
+
+
+def with_scores(groups, scores):
+    """The runs that have any of these scores, and the models that have such runs."""
+    shown = {}
+    for model, runs in groups.items():
+        scored = [run for run in runs if not run["units"].keys().isdisjoint(scores)]
+        if scored:
+            shown[model] = scored
     return shown
 
 
