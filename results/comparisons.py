@@ -241,7 +241,7 @@ TASKS_HEADINGS = {
     "brevo2: all": "Brevo2: answers",
     "mano: longest": "Mano: the longest",
     "capo: bits/param": "Capo: facts stored",
-    "lano: sentences": "Lano: right sentences",
+    "lano: sentences": "Lano: sentences",
 }
 
 
