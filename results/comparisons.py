@@ -99,12 +99,12 @@ def copy_title(groups):
 
 def hops_title(groups):
     hops, hops_without = mastered_with_and_without(groups)
-    up_to = f"with it, they follow up to {max(hops, default=0)}"
+    most = max(hops, default=0)
     most_without = max(hops_without, default=0)
+    asked = f"Asked about 1 to {hops_asked(groups)[-1]} arrows, these models follow"
     if most_without == 0:
-        return f"Without Canon, these models do not learn to follow even one arrow; {up_to}"
-    arrows = "one arrow" if most_without == 1 else f"{most_without} arrows"
-    return f"Without Canon, these models follow up to {arrows}; {up_to}"
+        return f"{asked} none without Canon, and up to {most} with it"
+    return f"{asked} up to {most_without} without Canon, and up to {most} with it"
 
 
 def mastered_with_and_without(groups):
