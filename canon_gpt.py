@@ -51,7 +51,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # a linear mixer's own convolution; None: the mixer's default
+    short_conv: bool | None = None  # a linear mixer's own convolution; None: usual_short_conv
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
@@ -113,7 +113,7 @@ def canon_by_hand(x, weight):
 # with themselves as the key. (Attention's part of it is usually called the KV cache.)
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
-#     state[an Attention]      all keys, with their positions, and values so far, each (B, S, H, K)
+#     state[an Attention]      all keys (turned by their positions) and values, each (B, S, H, K)
 #     state[a linear mixer]    the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
 #                              as Canon does (Part II)
 #     state[the model]         how many tokens it has read
@@ -183,7 +183,7 @@ class NoCanon(nn.Module):
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
 #   class, too, and train.py lets their weights decay. To keep a weight's own initial values and
 #   spare it decay, make it an nn.Parameter outside such layers.
-# - The options canon_kernel, canon_residual and canon_silu are yours to obey.
+# - Whether canon_kernel, canon_residual and canon_silu mean anything to it, your class decides.
 CANONS = {"conv": Canon}
 
 
@@ -336,8 +336,8 @@ class Mixer(nn.Module):
     then it may ignore the state, and generating reads the whole text again for each token. The note
     above CANONS (section 2) says which weights CanonGPT redraws.
 
-    A subclass of Attention keeps heads, and positions too, if a `mask` of its own adds
-    self.positions.bias as ours does. A window is two lines:
+    A subclass of Attention has its heads and positions. If it writes a `mask` of its own, that
+    must add self.positions.bias, as ours does. A window is two lines:
 
         class Window32(Attention): window = 32
         MIXERS["window32"] = Window32
@@ -410,7 +410,7 @@ class Attention(Mixer):
         """Added to the attention scores, (T, S) or (H, T, S): the T queries are the last of the S
         tokens, and -inf hides a token. It has the dtype and device of `like`.
 
-        Returns None if a head sees all earlier tokens alike and the text is read as a whole: then
+        Returns None if a head sees all earlier tokens alike and no tokens came before: then
         PyTorch's own causal mask does the same, faster.
         """
         # exercise 5
@@ -518,7 +518,7 @@ class Block(nn.Module):
 
 
 def at_least_float32(x):
-    """x in float32, or float64 if it is: bfloat16 is too coarse for means and long decays."""
+    """x in float32 (float64 stays): bfloat16 is too coarse for means and long decays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -552,7 +552,7 @@ class CanonGPT(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.position_vectors = POSITIONS[config.pos].vectors(config)  # ours have none
+        self.position_vectors = POSITIONS[config.pos].vectors(config)  # None for all of ours
         self.blocks = nn.ModuleList()
         for layer in range(config.n_layer):
             mixer_name = config.mixer_names[layer % len(config.mixer_names)]
@@ -623,9 +623,10 @@ class CanonGPT(nn.Module):
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
         """Continue tokens (B, T): returns (B, up to T + max_new_tokens) int64.
 
-        Temperature 0 takes the likeliest token, 1 samples. A row that has produced `stop` is
-        filled with it; when all have, generation ends. `generator` is a torch.Generator on the
-        tokens' device. Raises ValueError if the result would not fit, or a temperature is negative.
+        Temperature 0 takes the likeliest token; above 0, tokens are drawn from
+        softmax(logits / temperature). A row that has produced `stop` is filled with it; when all
+        have, generation ends. `generator` is a torch.Generator on the tokens' device. Raises
+        ValueError if the result would not fit, or a temperature is negative.
         """
         if temperature < 0:
             raise ValueError(f"temperature = {temperature}: allowed: 0 and more")
@@ -697,7 +698,8 @@ def check_config(config):
             config.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
     if len(config.mixer_names) > config.n_layer:
         config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
-    if not config.has_attention and config.pos not in ("rope", "nope"):  # "rope" is the default
+    # "rope" may just be the default; "nope" is what a saved configuration holds.
+    if not config.has_attention and config.pos not in ("rope", "nope"):
         config.refuse("pos", f"mixer {config.mixer} has no attention, so it takes no positions")
     has_short_conv = any(MIXERS[name].has_short_conv for name in config.mixer_names)
     if config.short_conv and not has_short_conv:
@@ -705,7 +707,8 @@ def check_config(config):
 
 
 def usual_short_conv(config):
-    """Canon-B takes the place of the convolution that a mixer has by default."""
+    """On if any mixer of a pattern has a convolution by default; off with Canon-B, which takes its
+    place."""
     by_default = any(MIXERS[name].short_conv_by_default for name in config.mixer_names)
     return by_default and "b" not in config.canon
 

@@ -148,7 +148,8 @@ def learning_rate(step, peak, training):
 
 def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     """Update the weights from a batch, cut into `grad_accum` micro-batches. Returns its loss, and
-    the norm of the gradient before it is clipped.
+    the norm of the gradient before it is clipped. (Under torchrun, the mean of what the processes
+    return is the loss.)
 
     clip: a longer gradient is shortened to this norm; 0: never
 
@@ -178,8 +179,9 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
 
 
 def gradient_exchange(model, now):
-    """Around a backward pass. Processes of torchrun average their gradients in it, if `now`;
-    otherwise each adds up its own until then. A single process has nothing to exchange."""
+    """Around a forward and a backward pass. Processes of torchrun average their gradients in it,
+    if `now`; otherwise each adds up its own until then. A single process has nothing to
+    exchange."""
     if WORLD > 1 and not now:
         return model.no_sync()
     return contextlib.nullcontext()
@@ -237,8 +239,8 @@ def train(options, recipe, command, stop):
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
     peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
 
-    # With bfloat16, only products of matrices run in it. Weights stay in float32; where else the
-    # model needs float32, canon_gpt.py says `at_least_float32`.
+    # With bfloat16, what passes through mixers and MLPs is in it; weights and the residual stream
+    # stay in float32. Where else the model needs float32, canon_gpt.py says `at_least_float32`.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     check_own_parts(task, model, optimizer, recipe, autocast)
@@ -392,7 +394,7 @@ HOW_TO_GO_ON = "the same command with --resume goes on"
 
 
 class Ended(Exception):
-    """The run ends before its last step: a line for the user, and the exit status."""
+    """The program ends here: a line for the user, and the exit status."""
 
     def __init__(self, message, status):
         super().__init__(message)
@@ -429,7 +431,7 @@ def require_sound_layers(model):
     require_same(again, whole, config, "a layer is random, though in eval mode")
     alone = torch.cat([model(sequence)[0] for sequence in tokens.split(1)])
     require_same(alone, whole, config, "a layer mixes the sequences of a batch")
-    cut = math.ceil(2 * tokens.shape[1] / 3)  # not where a chunk of our linear mixers ends
+    cut = math.ceil(2 * tokens.shape[1] / 3)  # 86 of 128: within a chunk of our linear mixers
     first, _ = model(tokens[:, :cut])
     require_same(first, whole[:, :cut], config, "a layer looks ahead")
     if model.streams:
@@ -573,7 +575,7 @@ def mean_over_processes(value):
 
 
 def costs_of(run, model, options, progress):
-    """Time, as medians over the log; on a GPU also memory."""
+    """The seconds in all, speeds as medians over the log; on a GPU also memory."""
     lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
     rate = statistics.median(line["tokens_per_s"] for line in lines)
     costs = {
