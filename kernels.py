@@ -94,7 +94,10 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 def look_back(x, weight):
     """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
     if torch.compiler.is_compiling():
-        return causal_conv_reference(x, weight, residual=False)
+        y = causal_conv_reference(x, weight, residual=False)
+        # The copy costs nothing: the compiler drops it. Without it the gradients would be 0 in
+        # PyTorch 2.11, which loses them if a Function's result comes from a `.to` without effect.
+        return y.clone()
     # exercise 2: in place, without shifted copies
     T = x.shape[1]
     y = x * weight[0]

@@ -3508,7 +3508,8 @@ LEARNS = (  # command, score, at least, at most
 @parametrize("command, score, least, most", LEARNS)
 def test_every_task_resumes_and_is_learnt_a_little(command, score, least, most, here, monkeypatch):
     monkeypatch.setattr(tasks.Mano, "modulus", 3)  # the tables of 23 take long to learn
-    options = f"--preset nano --device {DEVICE} --no-compile --eval-every 1000 --eval-size 128"
+    options = f"--preset nano --device {DEVICE} --no-compile --workers 0"
+    options += " --eval-every 1000 --eval-size 128"
     words = ["--task", *command.split(), *options.split(), "--out", "run"]
     with interruption(0), pytest.raises(SystemExit, match="143"):
         train.main(words)

@@ -594,7 +594,8 @@ def costs_of(run, model, options, progress):
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
 # minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
-# Depo1's).
+# Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md); its other numbers
+# are estimates between the two.
 
 # L1D16 has 1 layer of 16 dims.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
