@@ -78,12 +78,12 @@ class Batches:
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
 
 
-def load_batches(task, recipe, options, start):
-    """Yields the batches after `start` steps, on the device. Workers, if any, draw ahead."""
+def load_batches(task, recipe, options, steps_done):
+    """Yields the batches after `steps_done` steps, on the device. Workers, if any, draw ahead."""
     loader = DataLoader(
         Batches(task, recipe.seed, recipe.training.batch_size),
         batch_size=None,  # each item is a whole batch
-        sampler=range(start, recipe.training.steps),  # the batches' numbers, in this order
+        sampler=range(steps_done, recipe.training.steps),  # the batches' numbers, in this order
         num_workers=options.workers,
         worker_init_fn=ignore_stop_signals,
         pin_memory=options.device == "cuda",
@@ -163,16 +163,16 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     batch_loss = 0.0
     for number, (rows, mask) in enumerate(micro_batches, 1):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
-        counts = mask[:, 1:]  # which targets count
-        share = counts.sum() * WORLD / target_count
+        target_mask = mask[:, 1:]
+        share = target_mask.sum() * WORLD / target_count
         with gradient_exchange(model, now=number == grad_accum):
             with autocast:
-                _, loss = model(inputs, targets, counts)
+                _, loss = model(inputs, targets, target_mask)
                 loss = loss * share
             loss.backward()
         batch_loss = batch_loss + loss.detach()
-    most = clip if clip > 0 else math.inf
-    gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), most)
+    max_norm = clip if clip > 0 else math.inf
+    gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return batch_loss, gradient_norm
@@ -252,12 +252,12 @@ def train(options, recipe, command, stop):
     # The run's folder, and what a checkpoint in it restores.
     stateful = {"model": model, "optimizer": optimizer}
     about = describe(options, recipe, task, model, command)
-    run, start, seconds = open_run(options, about, stateful)
+    run, steps_done, seconds = open_run(options, about, stateful)
     announce(options, recipe, about)
 
-    batches = load_batches(task, recipe, options, start)
-    with Progress(training, task.block_size, start, seconds) as progress:
-        for step, batch in enumerate(progress.timed(batches), start + 1):  # counted from 1
+    batches = load_batches(task, recipe, options, steps_done)
+    with Progress(training, task.block_size, steps_done, seconds) as progress:
+        for step, batch in enumerate(progress.timed(batches), steps_done + 1):  # counted from 1
             # 1. Learn from one batch.
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = learning_rate(step, peak, training)
@@ -310,17 +310,17 @@ def train(options, recipe, command, stop):
 
 
 def open_run(options, about, stateful):
-    """(run, start, seconds): the run's folder (runs.py), the steps that are done, and the time that
-    they took. With --resume, `stateful` is set back to the checkpoint. There is one from the start,
-    as a new run saves step 0."""
+    """(run, steps_done, seconds): the run's folder (runs.py), the steps that are done, and the time
+    that they took. With --resume, `stateful` is set back to the checkpoint. There is one from the
+    start, as a new run saves step 0."""
     run = Run(options.out, about, options.resume, writes=RANK == 0)
     if not options.resume:
         run.save(stateful, step=0, seconds=0.0)
         return run, 0, 0.0
-    start, seconds = run.restore(stateful)
+    steps_done, seconds = run.restore(stateful)
     if run.finished:
         raise Ended(f"{options.out} is finished: nothing left to do", status=0)
-    return run, start, seconds
+    return run, steps_done, seconds
 
 
 def seed_layers(run_seed, step):
@@ -338,13 +338,13 @@ def seed_layers(run_seed, step):
 class Progress:
     """The bar on the screen, and the time. A lap is the time between two lines of the log."""
 
-    def __init__(self, training, block_size, start, seconds):
-        """The run goes on after `start` steps, which took so many seconds."""
-        self.bar = tqdm(total=training.steps, initial=start, mininterval=1, disable=RANK > 0)
+    def __init__(self, training, block_size, steps_done, seconds):
+        """The run goes on after `steps_done` steps, which took so many seconds."""
+        self.bar = tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=RANK > 0)
         self.shown = {}
         self.began = time.perf_counter() - seconds
         self.tokens_per_step = training.batch_size * block_size
-        self.start_lap(start)
+        self.start_lap(steps_done)
 
     def __enter__(self):
         return self
@@ -594,8 +594,8 @@ def costs_of(run, model, options, progress):
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
 # minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
-# Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md); its other numbers
-# are estimates between the two.
+# Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md). Its other numbers
+# are guesses, between those of the other two.
 
 # L1D16 has 1 layer of 16 dims.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
