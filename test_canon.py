@@ -410,7 +410,7 @@ def test_convolution_refuses_what_does_not_fit():
 def test_kernels_py_checks_every_form(capsys):
     kernels.main([])
     table = capsys.readouterr().out
-    for name in ("definition", "PyTorch", "float32", "e-0"):
+    for name in ("definition", "PyTorch", "compiled", "float32", "e-0"):
         assert name in table
     assert ("Triton" in table) == (kernels.triton is not None)
 
