@@ -123,11 +123,12 @@ class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU.
 
     The weights are drawn as Conv1d draws them: with kernel 4, from uniform(-1/2, 1/2), of variance
-    1/12. So for independent inputs, the layer adds sqrt(4/12) = 0.58 times the size of its input.
-    Linear layers are drawn from normal(0, 0.02). With four such weights a Canon layer would add
-    sqrt(4) * 0.02 = 0.04 times the size: almost nothing of the neighbours. So CanonGPT, which
-    redraws all Linear layers, must not redraw these weights, nor does train.py let them decay. That
-    is why they are a bare nn.Parameter.
+    1/12. So at the start the layer adds sqrt(4/12) = 0.58 times the size of its input, if tokens
+    are independent. Linear layers are drawn from normal(0, 0.02). Drawn so, a Canon layer would add
+    sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
+
+    That is why these weights are a bare nn.Parameter. CanonGPT redraws Linear layers only, and in
+    train.py only the matrices of Linear and Embedding decay.
     """
 
     def __init__(self, width, config):
@@ -150,7 +151,8 @@ class Canon(nn.Module):
 
 def tail_of_stream(layer, x, n, state):
     """Returns the n >= 1 inputs before x (B, T, width), as (B, n, width): zeros where the stream
-    begins. Keeps the last n, up to the end of x, in state[layer] for the next piece.
+    begins. Then, for the next piece, it keeps the last n inputs, those of x among them, in
+    state[layer].
 
     Without a stream it returns None. `causal_conv` takes None for zeros; a layer of your own must
     do the same. What it keeps is a copy: a view would keep all of x in memory.
@@ -206,7 +208,11 @@ def canon_at(point, width, config):
 
 class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
-    POSITIONS; what it leaves out does nothing."""
+    POSITIONS; what it leaves out does nothing.
+
+    The model calls `vectors` once, before there are layers. Each attention layer has an instance,
+    and calls its `turn` and `bias`. None of our encodings has `vectors`: it is for learned ones.
+    """
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
@@ -343,7 +349,7 @@ class Mixer(nn.Module):
         MIXERS["window32"] = Window32
     """
 
-    budget = 4  # the mixer's parameters, divided by D^2; the MLP gets 12 minus this (section 5)
+    budget = 4  # its parameters, in D^2. A block has 12 D^2, and the MLP gets the rest (section 5)
     attends = False  # whether pos and n_head mean something to it
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -400,10 +406,12 @@ class Attention(Mixer):
         if state is not None:
             state[self] = k.contiguous(), v.contiguous()  # a view would keep q, too, in memory
 
-        mask = self.mask(T, start + T, q)
+        scores_mask = self.mask(T, start + T, q)
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        # Either the mask or is_causal hides the future.
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=(mask is None))
+        # Either this mask or is_causal hides the future.
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
+        )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
     def mask(self, T, S, like):
@@ -487,7 +495,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # under autocast, Canon layers then run in bfloat16, too
+        return y.to(matmul_dtype(x))  # under autocast, Canon layers get bfloat16, too
 
 
 class Block(nn.Module):
@@ -552,7 +560,7 @@ class CanonGPT(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.position_vectors = POSITIONS[config.pos].vectors(config)  # None for all of ours
+        self.position_vectors = POSITIONS[config.pos].vectors(config)  # or None
         self.blocks = nn.ModuleList()
         for layer in range(config.n_layer):
             mixer_name = config.mixer_names[layer % len(config.mixer_names)]

@@ -199,7 +199,7 @@ def causal_conv_pytorch(x, weight, residual=True):
 # tile are fetched twice.
 #
 # Backward. By section 2, both gradients need dy at lags ahead, dy_{t+i}: again one block. dx is the
-# sum over lags of weight times block. dw is the sum over tokens of block times x, which stays in
+# sum over lags of weight times block. dw is the sum over tokens of block times x; it stays in
 # registers while the program walks. At the end, each program writes its part of dw into one line of
 # a float32 table, and PyTorch adds up the lines. Unlike atomic additions, this gives the same bits
 # in every run.
@@ -541,7 +541,7 @@ def check(implementations, device, dtypes):
 
 
 def causal_conv_compiled(x, weight, residual):
-    """`causal_conv` as torch.compile sees it. This backend, unlike the usual one, writes no code."""
+    """`causal_conv` as torch.compile sees it. This backend needs no C++ compiler."""
     torch._dynamo.reset()  # PyTorch refuses to compile one function for more than eight cases
     return torch.compile(causal_conv, backend="aot_eager")(x, weight, residual)
 

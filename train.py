@@ -136,7 +136,8 @@ SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
 def learning_rate(step, peak, training):
-    """The learning rate of a step, counted from 1: it rises linearly to the peak, then decays."""
+    """The learning rate of a step, counted from 1. It rises linearly to the peak, which the first
+    step after warm-up still has, and then decays."""
     if step <= training.warmup:
         return peak * step / training.warmup
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
@@ -153,10 +154,7 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
 
     clip: a longer gradient is shortened to this norm; 0: never
 
-    A task marks its targets (tasks.py, `Document.ask`), and `Task.batch` makes the mask of it. The
-    model returns the mean loss over a micro-batch's targets. Times the micro-batch's share of all
-    targets, these means add up to the mean over the batch. torchrun's processes divide the sum of
-    their gradients by WORLD, so shares are multiplied by it.
+    A task marks its targets (tasks.py, `Document.ask`), and `Task.batch` makes the mask of it.
     """
     tokens, loss_mask, target_count = batch
     micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
@@ -164,11 +162,14 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     for number, (rows, mask) in enumerate(micro_batches, 1):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
         target_mask = mask[:, 1:]
-        share = target_mask.sum() * WORLD / target_count
+        # The model's loss is a mean over this micro-batch's targets. Weighted by their part of all
+        # targets, these means add up to the mean over the batch. Processes of torchrun average
+        # their gradients; times WORLD, that is their sum.
+        weight = WORLD * target_mask.sum() / target_count
         with gradient_exchange(model, now=number == grad_accum):
             with autocast:
                 _, loss = model(inputs, targets, target_mask)
-                loss = loss * share
+                loss = loss * weight
             loss.backward()
         batch_loss = batch_loss + loss.detach()
     max_norm = clip if clip > 0 else math.inf
@@ -202,7 +203,7 @@ def compiled_and_distributed(model, options):
 def evaluate(task, model, recipe, autocast, step, batch):
     """The model's scores, after a step. Each process of torchrun computes them.
 
-    The logits of the batch's first row must be finite. The scores alone would not show it: argmax
+    batch: to see that the model's logits are finite. The scores alone would not show it: argmax
     gives an answer for NaN, too.
     """
     tokens, _, _ = batch
@@ -237,7 +238,7 @@ def train(options, recipe, command, stop):
     task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(Config(**recipe.model)).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # a group may have its own
+    peaks = [group["lr"] for group in optimizer.param_groups]  # before a checkpoint replaces them
 
     # With bfloat16, what passes through mixers and MLPs is in it; weights and the residual stream
     # stay in float32. Where else the model needs float32, canon_gpt.py says `at_least_float32`.
@@ -246,7 +247,7 @@ def train(options, recipe, command, stop):
     check_own_parts(task, model, optimizer, recipe, autocast)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
 
-    # Only training uses the compiled model: evaluation has other shapes and would compile again.
+    # The same weights. Only training is compiled: evaluation has other shapes, each to be compiled.
     fast_model = compiled_and_distributed(model, options)
 
     # The run's folder, and what a checkpoint in it restores.
@@ -269,7 +270,7 @@ def train(options, recipe, command, stop):
             # 2. Most steps end here: reading the loss would make the CPU wait for the GPU.
             score_now = step % options.eval_every == 0 or step == training.steps
             log_now = score_now or step % LOG_EVERY == 0
-            stop_now = stop.agreed(log_now, device)
+            stop_now = stop.agreed(log_now, device)  # several processes agree when they log
             if not (log_now or stop_now):
                 continue
 
@@ -300,8 +301,8 @@ def train(options, recipe, command, stop):
                 raise Ended(reason, status=128 + stop.number)  # as shells count
             progress.start_lap(step)  # so that scoring and saving do not count
 
-    # What it cost, and one instance with the model's answers. The scores are read from the log: a
-    # run that was killed right here, and resumed, computes none.
+    # What it cost, and one instance with the model's answers. The scores come from the log: if the
+    # run was killed right here and is resumed, the loop above does not run again.
     scores = run.lines[-1]["eval"]
     costs = costs_of(run, model, options, progress)
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
@@ -457,8 +458,9 @@ def require_same(logits, expected, config, reason):
 
 @torch.no_grad()
 def require_sound_task(task, model, seed, autocast):
-    """End the run if the task's documents are others each time, have unknown tokens, or are scored
-    without a unit. It scores one, so that an error in an `evaluate` of your own shows here, too."""
+    """End the run if the same seed gives other documents, if a token is not in the vocabulary, or
+    if a score has no unit. It scores one document, so that an error in an `evaluate` of your own
+    shows here, too."""
     documents = list(task.documents(np.random.default_rng(seed), 2))
     again = list(task.documents(np.random.default_rng(seed), 2))
     if [document.tokens for document in documents] != [document.tokens for document in again]:
@@ -487,8 +489,8 @@ def require_all_weights(optimizer, model):
 
 
 def mention_unused_weights(model, autocast):
-    """Print a line if a weight plays no part in a first try. It may be meant so: a mixture of
-    experts does not use all of them each time."""
+    """Print a line if a weight gets no gradient from two sequences. It may be meant so: a mixture
+    of experts does not use all of them each time."""
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     with autocast:
         logits, _ = model(two_sequences(model))
@@ -594,8 +596,8 @@ def costs_of(run, model, options, progress):
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
 # minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
-# Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md). Its other numbers
-# are guesses, between those of the other two.
+# Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md). Its other
+# numbers are guesses, between those of the other two.
 
 # L1D16 has 1 layer of 16 dims.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
@@ -1187,7 +1189,7 @@ def main(argv=None, program=__file__):
     argv = sys.argv[1:] if argv is None else list(argv)
     command = shlex.join(["python", relative(program), *argv])
     options, recipe = read_command_line(argv)
-    others = multiprocessing.active_children()  # of whoever calls this
+    others = multiprocessing.active_children()  # those that were there before this run
     try:
         if WORLD > 1:
             if options.device == "cuda":

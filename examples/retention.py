@@ -1,6 +1,7 @@
 """A mixer of your own: RetNet's retention, without its gate, norm and rotation.
 
-python examples/retention.py --task copy --mixer retention --canon abcd --N 12 --block-size 25
+python examples/retention.py --preset nano --task copy --mixer retention --canon abcd \
+    --N 12 --block-size 25
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A task of your own: say the numbers backward.
 
-python examples/reverse.py --task reverse --canon abcd
+python examples/reverse.py --task reverse --canon abcd --preset nano
 """
 
 import sys
