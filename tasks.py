@@ -117,7 +117,7 @@ class Task:
         return self.documents(rng, count)
 
     def batch(self, seed, step, batch_size):
-        """The training windows that come after `step` steps: 0 are for step 1 of train.py.
+        """The training windows that come after `step` steps. (With 0, those of train.py's step 1.)
 
         tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
 
