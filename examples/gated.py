@@ -1,6 +1,6 @@
 """A Canon layer of your own: each channel gates by its own input what Canon adds.
 
-python examples/gated.py --task copy --canon abcd --canon-type gated --preset nano
+python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
 """
 
 import sys

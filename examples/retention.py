@@ -1,6 +1,6 @@
 """A mixer of your own: RetNet's retention, without its gate, norm and rotation.
 
-python examples/retention.py --preset nano --task copy --mixer retention --canon abcd \
+python examples/retention.py --task copy --preset nano --mixer retention --canon abcd \
     --N 12 --block-size 25
 """
 

@@ -1,6 +1,6 @@
 """A task of your own: say the numbers backward.
 
-python examples/reverse.py --task reverse --canon abcd --preset nano
+python examples/reverse.py --task reverse --preset nano --canon abcd
 """
 
 import sys
