@@ -758,3 +758,17 @@ def recurrences_are_as_good_on_real_text(seeds, recurrence):
     return needs_hardly_more_bits(
         seeds(recurrence, "bits per byte"), seeds("RoPE + Canon", "bits per byte")
     )
+
+
+@claim(
+    "R12",
+    "Canon-ACD beside its own convolution helps {} on real text",
+    "text",
+    ("text",),
+    before_the_runs=("text",),
+    each=("GLA", "Mamba2", "GDN"),
+)
+def canon_helps_recurrences_on_real_text(seeds, mixer):
+    return needs_fewer_bits(
+        seeds(f"{mixer} + AbCD", "bits per byte"), seeds(f"{mixer}, conv", "bits per byte")
+    )

@@ -59,6 +59,13 @@ FULL_LINEAR = {
     "GDN + AbCD": "--mixer gdn --short-conv --canon acd",
 }
 
+# The linear mixers with their own convolution and no Canon.
+OWN_CONVOLUTION = {
+    "GLA, conv": "--mixer gla --short-conv",
+    "Mamba2, conv": "--mixer mamba2 --short-conv",
+    "GDN, conv": "--mixer gdn --short-conv",
+}
+
 # What Depo0's preset was at first. Its batches are half as large as today's, so that the moment at
 # which a hop is learnt depends more on luck.
 FIRST_RECIPE = {"depo0": "--steps 24000 --batch-size 16 --lr 5e-3"}
@@ -280,7 +287,7 @@ def draw_tasks(groups, scores, title):
 
 def draw_text(groups, scores, title):
     """Attention, but for the deeper model, whose curve lies on that of "RoPE"."""
-    left_out = ("RoPE, one more layer", *FULL_LINEAR)
+    left_out = ("RoPE, one more layer", *OWN_CONVOLUTION, *FULL_LINEAR)
     shown = {model: runs for model, runs in groups.items() if model not in left_out}
     return plot.curves(in_plain_names(shown), scores, title)
 
@@ -396,15 +403,15 @@ COMPARISONS = {
         tasks=("depo1",),
         models={
             "GLA, no conv": "--mixer gla --no-short-conv",
-            "GLA, conv": "--mixer gla --short-conv",
+            "GLA, conv": OWN_CONVOLUTION["GLA, conv"],
             "GLA + ACD": "--mixer gla --no-short-conv --canon acd",
             "GLA + AbCD": FULL_LINEAR["GLA + AbCD"],
             "Mamba2, no conv": "--mixer mamba2 --no-short-conv",
-            "Mamba2, conv": "--mixer mamba2 --short-conv",
+            "Mamba2, conv": OWN_CONVOLUTION["Mamba2, conv"],
             "Mamba2 + ACD": "--mixer mamba2 --no-short-conv --canon acd",
             "Mamba2 + AbCD": FULL_LINEAR["Mamba2 + AbCD"],
             "GDN, no conv": "--mixer gdn --no-short-conv",
-            "GDN, conv": "--mixer gdn --short-conv",
+            "GDN, conv": OWN_CONVOLUTION["GDN, conv"],
             "GDN + ACD": "--mixer gdn --no-short-conv --canon acd",
             "GDN + AbCD": FULL_LINEAR["GDN + AbCD"],
         },
@@ -442,6 +449,7 @@ COMPARISONS = {
             **PAIRS,
             "RoPE, one more layer": "--n-layer 5",
             "RoPE, twice the steps": "",
+            **OWN_CONVOLUTION,
             **FULL_LINEAR,
         },
         twice_the_steps=("RoPE, twice the steps",),
