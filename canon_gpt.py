@@ -51,7 +51,7 @@ class Config:
     canon_residual: bool = True
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # a linear mixer's own convolution; None: usual_short_conv
+    short_conv: bool | None = None  # a linear mixer's own convolution; None: `usual_short_conv`
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):
@@ -83,10 +83,10 @@ class Refused(ValueError):
 
 # ---- 2. Canon --------------------------------------------------------------
 #
-# Attention can look anywhere. But to learn what stands before it, a token needs a whole layer.
-# Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1 tells
-# each token what stands before it. Then layer 2 can search for the token that stands after an
-# "Ada". A Canon layer does the first with four weights per channel.
+# Attention can look anywhere. But it takes a whole layer of attention to tell each token which
+# token stands before it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict
+# "Lovelace", layer 1 tells each token what stands before it. Then layer 2 can search for the token
+# that stands after an "Ada". A Canon layer does the first step with four weights per channel.
 
 
 def canon_by_hand(x, weight):
@@ -146,7 +146,7 @@ class Canon(nn.Module):
         if not self.silu:
             return causal_conv(x, self.weight, self.residual, tail)
         y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
-        return x + y if self.residual else y  # the residual passes SiLU by
+        return x + y if self.residual else y  # the residual bypasses SiLU
 
 
 def tail_of_stream(layer, x, n, state):
@@ -185,7 +185,7 @@ class NoCanon(nn.Module):
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
 #   class, too, and train.py lets their weights decay. To keep a weight's own initial values and
 #   spare it decay, make it an nn.Parameter outside such layers.
-# - Whether canon_kernel, canon_residual and canon_silu mean anything to it, your class decides.
+# - Your class may use canon_kernel, canon_residual and canon_silu, or ignore them.
 CANONS = {"conv": Canon}
 
 
@@ -253,6 +253,7 @@ class Rotary(Positions):
         super().__init__(config)
         K = config.d_model // config.n_head
         angles = rotary_angles(config.block_size, K // self.divisor, self.base)
+        # Buffers move to the GPU with the model. Not persistent: checkpoints leave them out.
         self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, pairs)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -622,9 +623,11 @@ class CanonGPT(nn.Module):
             return logits, None
         if loss_mask is None:
             loss_mask = torch.ones_like(targets, dtype=torch.bool)
-        rows = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
-        nats = F.cross_entropy(rows, targets.flatten(), reduction="none").view_as(targets)
-        loss = (nats * loss_mask).sum() / loss_mask.sum().clamp(min=1)  # 0 if no target counts
+        flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
+        token_losses = F.cross_entropy(flat_logits, targets.flatten(), reduction="none")
+        token_losses = token_losses.view_as(targets)  # (B, T), in nats
+        target_count = loss_mask.sum().clamp(min=1)  # the loss is 0 if no target counts
+        loss = (token_losses * loss_mask).sum() / target_count
         return logits, loss
 
     @torch.no_grad()

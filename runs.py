@@ -53,7 +53,7 @@ class Training:
     weight_decay: float = 0.03  # of matrices only
     betas: tuple = (0.9, 0.98)
     eps: float = 1e-6
-    clip: float = 1.0  # a longer gradient is shortened to this norm; 0: never
+    clip: float = 1.0  # the maximum gradient norm; 0: no clipping
 
     def __post_init__(self):
         self.betas = tuple(self.betas)
@@ -73,7 +73,7 @@ class Recipe:
 
     preset: str
     task: dict  # its name, and all its parameters
-    model: dict  # the fields of canon_gpt.Config
+    model: Config
     training: Training
     dtype: str  # float32 or bfloat16
     seed: int
@@ -313,7 +313,8 @@ class Run:
             file.write(text.encode())
 
     def require_unused(self):
-        """RunError if the folder holds something. A run that is still at step 0 may start again."""
+        """RunError if the folder holds something. A run that has not logged anything may start
+        again: a bug in a layer of your own ends it so."""
         if not self.folder.exists():
             return
         log = self.folder / "metrics.jsonl"
@@ -321,8 +322,9 @@ class Run:
         own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
         strangers = [path for path in self.folder.iterdir() if path.name not in own_files]
         if (self.folder / "ckpt.pt").exists():
-            if has_log or not log.exists() or read_checkpoint(self.folder)["step"] > 0:
-                advice = "--resume goes on with it, or choose another --out"
+            # While a run resumes, its log is empty for a moment. So look into the checkpoint, too.
+            if has_log or read_checkpoint(self.folder)["step"] > 0:
+                advice = "--resume continues it, or choose another --out"
                 raise RunError(f"{self.folder} is not empty: {advice}")
         if has_log or strangers:
             raise RunError(f"{self.folder} is not empty: choose another --out")
@@ -465,8 +467,6 @@ def checked(run):
     run["model"] = with_defaults(Config, run["model"])
     run["training"] = with_defaults(Training, run["training"])
     require_kinds(run["model"], MODEL_FIELDS)
-    if "scores" in run:  # the name that units had in older runs
-        run["units"] = run.pop("scores")
     if "units" not in run:  # written before runs said so
         task = make_task(**run["task"])
         scored = set()

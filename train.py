@@ -25,10 +25,11 @@ import statistics
 import sys
 import sysconfig
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-# With gcc's OpenMP, threads that wait keep their core busy for a while. Let them sleep soon.
+# With gcc's OpenMP, idle threads keep their core busy for a while. Let them sleep soon. (This must
+# be set before torch is imported.)
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import numpy as np
@@ -152,7 +153,7 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     the norm of the gradient before it is clipped. (Under torchrun, the mean of what the processes
     return is the loss.)
 
-    clip: a longer gradient is shortened to this norm; 0: never
+    clip: the maximum gradient norm; 0: no clipping
 
     A task marks its targets (tasks.py, `Document.ask`), and `Task.batch` makes the mask of it.
     """
@@ -162,11 +163,13 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     for number, (rows, mask) in enumerate(micro_batches, 1):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
         target_mask = mask[:, 1:]
-        # The model's loss is a mean over this micro-batch's targets. Weighted by their part of all
-        # targets, these means add up to the mean over the batch. Processes of torchrun average
-        # their gradients; times WORLD, that is their sum.
+        # `loss` is a mean over the targets of this micro-batch. Scaled by its share of the batch's
+        # targets, the losses of all micro-batches add up to the mean over the batch. Processes of
+        # torchrun average their gradients, and the factor WORLD makes a sum of that average.
         weight = WORLD * target_mask.sum() / target_count
-        with gradient_exchange(model, now=number == grad_accum):
+        # They exchange gradients once, after the last micro-batch.
+        waits = WORLD > 1 and number < grad_accum
+        with model.no_sync() if waits else contextlib.nullcontext():
             with autocast:
                 _, loss = model(inputs, targets, target_mask)
                 loss = loss * weight
@@ -179,17 +182,8 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
     return batch_loss, gradient_norm
 
 
-def gradient_exchange(model, now):
-    """Around a forward and a backward pass. Processes of torchrun average their gradients in it,
-    if `now`; otherwise each adds up its own until then. A single process has nothing to
-    exchange."""
-    if WORLD > 1 and not now:
-        return model.no_sync()
-    return contextlib.nullcontext()
-
-
 def compiled_and_distributed(model, options):
-    """The same weights, compiled and distributed over the processes of torchrun, as options say."""
+    """The same model, compiled if the options say so, and distributed under torchrun."""
     if options.compile:
         # Where nobody asked for --compile, a compiler that fails is ignored.
         torch._dynamo.config.suppress_errors = not options.must_compile
@@ -200,19 +194,13 @@ def compiled_and_distributed(model, options):
 
 
 @torch.no_grad()
-def evaluate(task, model, recipe, autocast, step, batch):
-    """The model's scores, after a step. Each process of torchrun computes them.
-
-    batch: to see that the model's logits are finite. The scores alone would not show it: argmax
-    gives an answer for NaN, too.
-    """
-    tokens, _, _ = batch
+def evaluate(task, model, recipe, autocast, step):
+    """The model's scores, after a step. Each process of torchrun computes them."""
     model.eval()  # ours has no dropout; a layer of your own may have some
     with autocast:
-        logits, _ = model(tokens[:1, :-1])
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
     model.train()
-    require_finite(step, {"logits": logits, **scores})
+    require_finite(step, scores)
     return scores
 
 
@@ -229,25 +217,26 @@ LOG_EVERY = 20  # steps
 
 
 def train(options, recipe, command, stop):
-    """One run, from its first line on the screen to its last."""
+    """One run, from its random seed to its last score."""
     device, training = options.device, recipe.training
     torch.manual_seed(recipe.seed)
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
 
     # What is learnt, what learns it, and what updates the weights.
     task = make_task(**recipe.task, run_seed=recipe.seed)
-    model = CanonGPT(Config(**recipe.model)).to(device)
+    model = CanonGPT(recipe.model).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # before a checkpoint replaces them
+    peaks = [group["lr"] for group in optimizer.param_groups]  # a checkpoint's are of its last step
 
-    # With bfloat16, what passes through mixers and MLPs is in it; weights and the residual stream
-    # stay in float32. Where else the model needs float32, canon_gpt.py says `at_least_float32`.
+    # Mixed precision: mixers and MLPs compute in bfloat16. Weights and residual stream stay in
+    # float32, and so does what canon_gpt.py passes through `at_least_float32`.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     check_own_parts(task, model, optimizer, recipe, autocast)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
 
-    # The same weights. Only training is compiled: evaluation has other shapes, each to be compiled.
+    # `fast_model` shares the weights of `model`. Evaluation uses `model`: its shapes vary, and each
+    # of them would have to be compiled.
     fast_model = compiled_and_distributed(model, options)
 
     # The run's folder, and what a checkpoint in it restores.
@@ -258,14 +247,15 @@ def train(options, recipe, command, stop):
 
     batches = load_batches(task, recipe, options, steps_done)
     with Progress(training, task.block_size, steps_done, seconds) as progress:
-        for step, batch in enumerate(progress.timed(batches), steps_done + 1):  # counted from 1
+        for step, batch in enumerate(batches, steps_done + 1):  # counted from 1
             # 1. Learn from one batch.
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = learning_rate(step, peak, training)
-            seed_layers(recipe.seed, step)
+            reseed(recipe.seed, step)
             loss, gradient_norm = train_step(
                 fast_model, optimizer, batch, options.grad_accum, training.clip, autocast
             )
+            progress.count_step()
 
             # 2. Most steps end here: reading the loss would make the CPU wait for the GPU.
             score_now = step % options.eval_every == 0 or step == training.steps
@@ -286,7 +276,7 @@ def train(options, recipe, command, stop):
                 line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
                 progress.show({"loss": f"{mean_loss:.3f}"})
                 if score_now:
-                    line["eval"] = evaluate(task, model, recipe, autocast, step, batch)
+                    line["eval"] = evaluate(task, model, recipe, autocast, step)
                     progress.show(in_words(task, line["eval"]))
                 run.log(line)
 
@@ -298,7 +288,7 @@ def train(options, recipe, command, stop):
             if stop_now and step < training.steps:
                 run.log({"step": step, "stopped": stop.name})  # not in ckpt.pt: --resume drops it
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
-                raise Ended(reason, status=128 + stop.number)  # as shells count
+                raise Ended(reason, status=128 + stop.number)
             progress.start_lap(step)  # so that scoring and saving do not count
 
     # What it cost, and one instance with the model's answers. The scores come from the log: if the
@@ -324,11 +314,9 @@ def open_run(options, about, stateful):
     return run, steps_done, seconds
 
 
-def seed_layers(run_seed, step):
-    """Set PyTorch's seed, for layers of your own that draw random numbers, such as dropout.
-
-    A resumed run draws the same. Processes of torchrun draw different numbers.
-    """
+def reseed(run_seed, step):
+    """Set PyTorch's seed for this step, so that dropout, if you add it, draws the same numbers
+    after --resume. Processes of torchrun draw different ones."""
     (mixed,) = np.random.SeedSequence([run_seed, step, RANK]).generate_state(1)
     torch.manual_seed(int(mixed))
 
@@ -337,12 +325,13 @@ def seed_layers(run_seed, step):
 
 
 class Progress:
-    """The bar on the screen, and the time. A lap is the time between two lines of the log."""
+    """The bar on the screen, and the time. A lap is what lies between two lines of the log."""
 
     def __init__(self, training, block_size, steps_done, seconds):
         """The run goes on after `steps_done` steps, which took so many seconds."""
         self.bar = tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=RANK > 0)
         self.shown = {}
+        self.is_first_step = True
         self.began = time.perf_counter() - seconds
         self.tokens_per_step = training.batch_size * block_size
         self.start_lap(steps_done)
@@ -353,36 +342,26 @@ class Progress:
     def __exit__(self, *error):
         self.bar.close()
 
-    def timed(self, batches):
-        """Yields the batches, and counts each as a step when the next one is asked for."""
-        first = True
-        asked = time.perf_counter()
-        for batch in batches:
-            self.waited += time.perf_counter() - asked
-            yield batch
-            if first:
-                self.bar.unpause()  # it may have compiled: leave it out of the bar's estimate
-                first = False
-            self.bar.update()
-            asked = time.perf_counter()
+    def count_step(self):
+        if self.is_first_step:
+            self.bar.unpause()  # it may have compiled: leave it out of the bar's estimate
+            self.is_first_step = False
+        self.bar.update()
 
     def seconds(self):
         return time.perf_counter() - self.began
 
     def start_lap(self, step):
         self.lap_start = step
-        self.waited = 0.0
         self.lap_began = time.perf_counter()
 
     def lap(self, step):
-        """Tokens since the start; in this lap, tokens per second and the share of its time that was
-        spent waiting for data."""
+        """Tokens since the start, and in this lap tokens per second."""
         took = time.perf_counter() - self.lap_began
         steps = step - self.lap_start
         return {
             "tokens": step * self.tokens_per_step,
             "tokens_per_s": round(steps * self.tokens_per_step / took),
-            "data_share": round(self.waited / took, 4),
         }
 
     def show(self, texts):
@@ -391,11 +370,12 @@ class Progress:
         self.bar.set_postfix(self.shown, refresh=False)
 
 
-HOW_TO_GO_ON = "the same command with --resume goes on"
+HOW_TO_GO_ON = "repeat the command with --resume to continue"
 
 
 class Ended(Exception):
-    """The program ends here: a line for the user, and the exit status."""
+    """Ends the program with a line for the user. Its status is 0 if the run is finished already, 1
+    if it has diverged, 2 for bad input, and 128 + n after signal n, as is usual in shells."""
 
     def __init__(self, message, status):
         super().__init__(message)
@@ -404,6 +384,7 @@ class Ended(Exception):
 
 def check_own_parts(task, model, optimizer, recipe, autocast):
     """End the run before it trains if a layer, a task or an optimizer of your own has a fault."""
+    torch.set_float32_matmul_precision("highest")  # an earlier run in this process may have set TF32
     require_sound_layers(model)
     require_sound_task(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
@@ -584,7 +565,6 @@ def costs_of(run, model, options, progress):
         "seconds": round(progress.seconds(), 1),
         "tokens_per_s": round(rate),
         "step_ms": round(1e3 * progress.tokens_per_step / rate, 3),
-        "data_share": round(statistics.median(line["data_share"] for line in lines), 4),
     }
     if options.device == "cuda":
         costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
@@ -599,7 +579,6 @@ def costs_of(run, model, options, progress):
 # Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md). Its other
 # numbers are guesses, between those of the other two.
 
-# L1D16 has 1 layer of 16 dims.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
 L5D64 = dict(n_layer=5, n_head=4, d_model=64)
@@ -679,7 +658,7 @@ OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
     "paper": preset(L12D768, steps=100_000, batch_size=128, lr=1e-3),
 }
 # fmt: on
-NOT_IN_THE_PAPER = ("text",)
+NO_PAPER_SIZE = ("text",)
 
 
 def preset_parts(preset_name, task_name):
@@ -689,7 +668,7 @@ def preset_parts(preset_name, task_name):
     """
     if preset_name not in PRESETS:
         raise ValueError(f"preset = {preset_name!r}: allowed: {', '.join(PRESETS)}")
-    if preset_name == "paper" and task_name in NOT_IN_THE_PAPER:
+    if preset_name == "paper" and task_name in NO_PAPER_SIZE:
         raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
     parts = PRESETS[preset_name].get(task_name, OWN_TASK[preset_name])
     return {**parts, "preset_name": preset_name, "task": {"name": task_name, **parts["task"]}}
@@ -723,7 +702,7 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
     return Recipe(
         preset=preset_name,
         task=made_task.settings,
-        model=vars(config),
+        model=config,
         training=made_training,
         dtype=dtype,
         seed=seed,
@@ -810,7 +789,7 @@ def make_parser():
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
     add("--optimizer", help=", ".join(OPTIMIZERS))
     add("--weight-decay", type=float, help="of matrices only (usually 0.03)")
-    add("--clip", type=float, help="longest gradient; longer ones are shortened to it (0: none)")
+    add("--clip", type=float, help="maximum gradient norm (0: no clipping; default: 1)")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
     add("--eval-size", type=int, help=f"instances scored in an evaluation (default: {EVAL_SIZE})")
@@ -910,10 +889,16 @@ def default_dtype(device):
 
 def read_recipe(args, device):
     """The recipe of the preset or of --config, with the flags in place."""
-    if args.config is None:
-        parts = parts_by_flags(args, device)
-    else:
+    if args.config is not None:
         parts = parts_in_file(args)
+    elif args.task is not None:
+        preset_name = args.preset
+        if preset_name is None:
+            preset_name = "small" if device == "cuda" else "nano"
+        parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
+        parts["dtype"] = default_dtype(device)
+    else:
+        raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
     parts["task"] = {**parts["task"], **given(args, task_flags(args))}
     parts["model"] = {**parts["model"], **given(args, MODEL_FLAGS)}
     parts["training"] = {**parts["training"], **given(args, TRAINING_FLAGS)}
@@ -924,25 +909,15 @@ def read_recipe(args, device):
         parts["training"]["steps"] = None
 
     recipe = make_recipe(**parts)
-    if not Config(**recipe.model).has_attention:
+    if not recipe.model.has_attention:
+        mixer = recipe.model.mixer
         if args.n_head is not None:
-            mixer = recipe.model["mixer"]
             raise ValueError(f"n_head = {args.n_head}: {mixer} does not use attention's heads")
         if args.pos not in (None, "nope"):
-            raise ValueError(f"pos = {args.pos}: {recipe.model['mixer']} takes no positions")
+            raise ValueError(f"pos = {args.pos}: {mixer} takes no positions")
     if device == "cuda" and recipe.dtype == "bfloat16" and not gpu_has_bfloat16():
         raise ValueError("dtype = bfloat16: this GPU has only float32")
     return recipe
-
-
-def parts_by_flags(args, device):
-    if args.task is None:
-        raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
-    preset_name = args.preset
-    if preset_name is None:
-        preset_name = "small" if device == "cuda" else "nano"
-    parts = preset_parts(preset_name, ALIASES.get(args.task, args.task))
-    return {**parts, "dtype": default_dtype(device)}
 
 
 def parts_in_file(args):
@@ -960,6 +935,7 @@ def parts_in_file(args):
         parts = {part: config[part] for part in RECIPE_PARTS}
         parts["preset_name"] = config["preset"]
         make_recipe(**parts)  # raises an error if a value does not fit
+        preset_parts(parts["preset_name"], parts["task"]["name"])  # or if the preset is unknown
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config = {args.config}: holds no recipe: {error!r}") from None
     return parts
@@ -998,7 +974,8 @@ def devices():
 
 
 def can_compile_on_cpu():
-    """PyTorch 2.6 does not count: gcc 12 miscompiles the C++ that it writes."""
+    """Compiling needs PyTorch 2.7 (gcc 12 miscompiles the C++ that 2.6 generates), a C++ compiler
+    and Python's headers."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     is_new_enough = torch.__version__ >= (2, 7)  # torch's version compares with tuples
@@ -1017,8 +994,8 @@ def compiling_pays(recipe):
     Only the recipe decides, so that a run computes in one way, however often it is resumed.
     """
     model, training = recipe.model, recipe.training
-    tokens = training.steps * training.batch_size * model["block_size"]
-    return tokens * model["n_layer"] * model["d_model"] > WORTH_COMPILING
+    tokens = training.steps * training.batch_size * model.block_size
+    return tokens * model.n_layer * model.d_model > WORTH_COMPILING
 
 
 # ---- 8. What a run is called, and what it prints ---------------------------
@@ -1028,11 +1005,11 @@ def run_name(recipe, usual_dtype):
     """Task, preset, mixer, positions, Canon points, what differs from the preset, seed."""
     model = recipe.model
     words = [recipe.task["name"], recipe.preset]
-    if model["mixer"] != "attention":
-        words.append(model["mixer"].replace(",", "-"))
-    if Config(**model).has_attention:
-        words.append(model["pos"])
-    words.append(model["canon"] or "bare")
+    if model.mixer != "attention":
+        words.append(model.mixer.replace(",", "-"))
+    if model.has_attention:
+        words.append(model.pos)
+    words.append(model.canon or "bare")
     words += unlike_preset(recipe)
     words += differences({"dtype": recipe.dtype}, {"dtype": usual_dtype})
     words.append(f"s{recipe.seed}")
@@ -1045,11 +1022,14 @@ def unlike_preset(recipe):
     usual_task = make_task(**parts["task"]).settings
     usual_model = with_defaults(Config, parts["model"])
     # Two values follow from others: of the model its short_conv, and of Capo's training the steps.
-    usual_model["short_conv"] = Config(**{**recipe.model, "short_conv": None}).short_conv
-    usual = make_recipe(**{**parts, "task": recipe.task, "model": recipe.model})
+    usual_model["short_conv"] = replace(recipe.model, short_conv=None).short_conv
+    usual = make_recipe(**{**parts, "task": recipe.task, "model": vars(recipe.model)})
 
     always_named = ("mixer", "pos", "canon")
-    model = {field: recipe.model[field] for field in usual_model if field not in always_named}
+    model = {}
+    for field in usual_model:
+        if field not in always_named:
+            model[field] = getattr(recipe.model, field)
     found = differences(without_which_text(recipe.task), without_which_text(usual_task))
     found += differences(model, usual_model)
     return found + differences(vars(recipe.training), vars(usual.training))
@@ -1124,20 +1104,20 @@ def recipe_in_words(recipe):
     silent = ("name", "sha256")
     task = [f"{field} {value}" for field, value in recipe.task.items() if field not in silent]
     model, training = recipe.model, recipe.training
-    layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''}"
-    width = f"{model['d_model']} dims"
+    layers = f"{model.n_layer} layer{'s' if model.n_layer > 1 else ''}"
+    width = f"{model.d_model} dims"
     positions = "no positions"
-    if Config(**model).has_attention:
-        width += f", {model['n_head']} heads"
-        positions = model["pos"]
-    canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
+    if model.has_attention:
+        width += f", {model.n_head} heads"
+        positions = model.pos
+    canon = f"Canon-{model.canon.upper()}" if model.canon else "no Canon"
     rate = f"learning rate {training.lr:g} after {training.warmup:,} steps of warm-up"
     rate += f", then {training.schedule}"
     if training.warmup > training.steps:
         rate = f"learning rate {training.lr:g} not reached: --warmup is {training.warmup:,} steps"
     return [
         f"{recipe.task['name']}: {', '.join(task)}",
-        f"{layers} of {model['mixer']}, {width}, {positions}, {canon}",
+        f"{layers} of {model.mixer}, {width}, {positions}, {canon}",
         f"{training.steps:,} steps of {training.batch_size} windows, {rate}, "
         f"{training.optimizer} with weight decay {training.weight_decay:g}",
     ]

@@ -120,7 +120,7 @@ def compare(bench, name, preset, batch_size, compiled, models, rounds, baseline=
     torch._dynamo.reset()
     recipe = train.make_recipe(**train.preset_parts(preset, name))
     task = make_task(**recipe.task)
-    device, sizes = bench.device, recipe.model
+    device, sizes = bench.device, vars(recipe.model)
     batches = []
     for number in range(4):
         tokens, mask = (torch.from_numpy(a).to(device) for a in task.batch(0, number, batch_size))

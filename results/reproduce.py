@@ -80,7 +80,7 @@ def words_for(comparison, task, model, flags):
     if model in comparison.twice_the_steps:
         words += ["--steps", str(2 * usual_recipe(task, flags).training.steps)]
     if task in comparison.half_the_width:
-        words += ["--d-model", str(usual_recipe(task, flags).model["d_model"] // 2)]
+        words += ["--d-model", str(usual_recipe(task, flags).model.d_model // 2)]
     return words
 
 
