@@ -361,7 +361,8 @@ def draw_curves(axis, groups, score):
         ends.append(End(last_step, chance, "chance", FAINT))
     axis.set_xlim(0, last_step)
     axis.set_xlabel("training steps")
-    axis.locator_params(axis="x", nbins=4)
+    is_alone_in_row = axis.get_subplotspec().get_gridspec().ncols == 1
+    axis.locator_params(axis="x", nbins=4 if is_alone_in_row else 2)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
     if zoomed:
