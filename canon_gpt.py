@@ -794,8 +794,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 # ---- 10. The same by matrix products ----------------------------------------
 #
 # Cut time into N chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
-# Decays d_t multiply: a number, or one number per key channel. Three matrices have a row for each
-# step t:
+# Below, d_1 .. d_t is a product of decays (with one decay per key channel, a product per channel).
+# Three matrices have a row for each step t:
 #
 #     Q_in     d_1 .. d_t q_t          what reads S at step t             q * fade_in
 #     K_in     d_1 .. d_t k_t          the key under which S is read      k * fade_in
@@ -902,7 +902,8 @@ def read_from_state(q, fade_in, S):
 
 
 def into_chunks(x, N, C):
-    """(B, T, H, ..) -> (N, B, H, C, ..), zeros behind: they write nothing, and do not fade."""
+    """(B, T, H, ..) -> (N, B, H, C, ..), padded at the end with zeros. These leave the state as it
+    is: nothing is written, and a log decay of 0 fades nothing."""
     missing = N * C - x.shape[1]
     x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))
     x = x.unflatten(1, (N, C))  # (B, N, C, H, ..)
@@ -950,6 +951,7 @@ def chunked_linear_attention(
         # but the solver reads ones in their place, which makes it I + b L.
         bL = b * decayed_products(k, k, g)
         diagonal = torch.diag_embed(b[..., 0])
+        # R = (I + b L)^-1 b
         R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
         U0, W = R @ v, R @ (k * fade_in)
     if N == 1 and state is None and not return_state:

@@ -15,7 +15,7 @@ Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Tri
 GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`.
 
 For a project of your own, copy this file as canon_conv.py, say (Hugging Face has a package called
-`kernels`). It needs PyTorch 2.6 or later. See first whether `python canon_conv.py` passes on your
+`kernels`). It needs PyTorch 2.6 or later. First check that `python canon_conv.py` passes on your
 machine. Then the forward of a Canon layer whose weight has shape (kernel, width) is
 
     return canon_conv.causal_conv(x, self.weight)
@@ -35,7 +35,8 @@ import torch
 import torch.nn.functional as F
 
 if __name__ == "__main__" and not torch.cuda.is_available():
-    # Without a GPU the check runs the Triton kernels in Triton's interpreter, on the CPU.
+    # Without a GPU the check runs the Triton kernels in Triton's interpreter, on the CPU. Triton
+    # reads this variable when it is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 try:
@@ -263,13 +264,13 @@ if triton is not None:
         # exercise 12
         segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
-        x_ptr += sequence * batch_stride + column
+        x_ptr += sequence * batch_stride + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
         for _ in range(STEPS):
             past = t - lag  # (LAGS, ROWS, 1)
             exists = (past >= 0) & (t < T) & (lag < KERNEL) & (column < D)  # (LAGS, ROWS, COLS)
             x = tl.load(x_ptr + past.to(tl.int64) * row_stride, mask=exists, other=0.0)
-            y = tl.sum(w * x.to(tl.float32), axis=0)[None]  # (1, ROWS, COLS)
+            y = tl.sum(w * x.to(tl.float32), axis=0)[None]  # the sum over lags, (1, ROWS, COLS)
             y = y.to(y_ptr.dtype.element_ty)
             tl.store(y_ptr + t.to(tl.int64) * D, y, mask=(t < T) & (column < D))
             t += ROWS
@@ -486,7 +487,7 @@ def gpu_has_bfloat16():
 
 
 def value_and_gradients(conv, x, weight, dy, residual=True):
-    """(y, dx, dw) of one implementation, in float64."""
+    """[y, dx, dw] of one implementation: computed in x's dtype, returned as float64."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     y = conv(x, weight, residual)
     y.backward(dy.to(y.dtype))

@@ -140,7 +140,8 @@ def without_seed(run):
 def order(run):
     """Sorts attention before linear mixers, RoPE before NoPE, without Canon before with it."""
     model = run["model"]
-    # Hybrids, and mixers of your own, come last.
+    # The model's own mixer and positions are appended, so that index() always finds them: hybrids,
+    # and mixers and positions of your own, come last.
     mixers = ["attention", *MIXER_NAMES, model["mixer"]]
     positions = [*POSITION_NAMES, model["pos"]]
     return (
@@ -233,7 +234,7 @@ def markdown(rows):
 
 # ---- 3. How it looks -------------------------------------------------------
 #
-# One grammar for all figures. Attention is grey without Canon and orange with it; each linear mixer
+# All figures share colours and dashes. Attention is grey without Canon and orange with it; each linear mixer
 # has a hue, pale without Canon. Lines are solid for RoPE and for linear mixers, dashed for NoPE,
 # dash-dotted for other positions. Models that would still look alike get markers.
 
@@ -479,7 +480,7 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
     else:
         figure, axes = make_grid(1, 1, height, title, below)
     axis = axes[-1]
-    rule_table(axis, groups, columns)
+    draw_empty_table(axis, groups, columns)
     figure.draw_without_rendering()  # this places the axes, so that their width is known
     column_width = axis.get_window_extent().width / figure.dpi / len(columns)  # inches
 
@@ -501,14 +502,16 @@ def centred_lines(count, most):
     lines = math.ceil(count / most)
     x, y = [], []
     for line in range(lines):
-        length = len(range(line, count, lines))  # the first lines take what is left over
+        length = count // lines  # the first lines take what is left over
+        if line < count % lines:
+            length += 1
         for dot in range(length):
             x.append(dot - (length - 1) / 2)
             y.append(line - (lines - 1) / 2)
     return np.array(x), np.array(y)
 
 
-def rule_table(axis, rows, columns):
+def draw_empty_table(axis, rows, columns):
     """Turn axes into an empty table: rows 0, 1 .. from the top, columns 0, 1 .. from the left.
 
     rows: their names. columns: {value: heading}
@@ -621,9 +624,9 @@ def small_print(groups, legend):
     "Task copy, N=64, 1 layer, 16 dims, 2,000 steps of 32 windows. 3 seeds each."
     """
     runs = all_runs(groups)
-    common = facts(runs[0])
+    common = setting_texts(runs[0])
     for run in runs:
-        others = facts(run)
+        others = setting_texts(run)
         common = [fact for fact in common if fact in others]
     counts = set()
     for members in groups.values():
@@ -650,7 +653,7 @@ def about_chance(groups, scores):
     return " Chance: the best guess that ignores earlier answers."
 
 
-def facts(run):
+def setting_texts(run):
     """What the small print may say of a run: ["task copy", "N=64", "1 layer", ..]."""
     task, model = run["task"], run["model"]
     training = run["training"]

@@ -29,7 +29,7 @@ def answered(task, model, seed, temperature=0.0):
     task, model   as `runs.load_model` returns them
     temperature   0 takes the likeliest tokens, 1 samples
     """
-    rng = np.random.default_rng([seed, SAMPLES])  # neither training's nor evaluation's instances
+    rng = np.random.default_rng([seed, SAMPLES])  # another stream than training's and evaluation's
     (document,) = task.documents(rng, 1)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     text, shown = "", 0
@@ -98,7 +98,7 @@ def read_command_line(argv):
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, help="how many instances (default: 3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
-    parser.add_argument("--length", type=int, help="most tokens after --prompt (default: 100)")
+    parser.add_argument("--length", type=int, help="at most this many tokens after --prompt (default: 100)")
     parser.add_argument(
         "--temperature",
         type=float,

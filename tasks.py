@@ -40,12 +40,13 @@ from torch.nn.utils.rnn import pad_sequence
 # predicts all of its targets.
 
 # The second number of a seed, such as [seed, TRAIN, step], so that streams are independent.
-TRAIN, EVAL, PEOPLE, MEETINGS, SAMPLES = range(5)
+TRAIN, EVAL, PEOPLE, EXPOSURES, SAMPLES = range(5)
 ROWS = 32  # how many documents a model reads at a time when it is scored
 
 
 class Document:
-    """tokens, a list of int, and targets, the spans (start, end) that count in the loss."""
+    """tokens, a list of int, and targets: spans (start, end) of the tokens that count in the loss.
+    """
 
     def __init__(self, tokens=(), targets=()):
         self.tokens = list(tokens)
@@ -81,9 +82,9 @@ class Document:
 
 
 class Task:
-    """A task of your own is a subclass, and one more entry of TASKS.
+    """The base class of all tasks. To add your own, subclass it and enter it in TASKS.
 
-    It defines `documents`, which training and evaluation draw; `meaning`, one line about them;
+    A task defines `documents`, which training and evaluation draw; `meaning`, one line about them;
     `vocabulary`, what each token stands for (token 0 is padding); and, if it scores otherwise,
     `evaluate` and `units`. The defaults of its constructor's arguments are its usual sizes.
     train.py has options for the arguments of our tasks, such as N; one of another name needs an
@@ -143,8 +144,8 @@ class Task:
         return tokens.reshape(batch_size, width), packed.mask().reshape(batch_size, width)
 
     def evaluate(self, model, seed, n):
-        """{score: float} on n documents, the same at each evaluation of a run: the shares of whole
-        documents and of single targets that are right."""
+        """{score: float} on n documents, the same at each evaluation of a run: the share of
+        documents with all target tokens right, and the share of target tokens that are right."""
         documents = list(self.documents(np.random.default_rng([seed, EVAL]), n))
         right = self.right_tokens(model, [document.tokens for document in documents])
         right_documents, right_targets = [], []
@@ -158,11 +159,11 @@ class Task:
 
     @torch.no_grad()
     def right_tokens(self, model, sequences):
-        """Whether the model finds each token likeliest, given those before.
+        """Whether each token is the model's top prediction, given the tokens before it.
 
         sequences: lists of tokens. Returns bool, (sequences, longest).
 
-        An answer of such tokens is one that it would generate greedily.
+        If all tokens of an answer are, greedy decoding writes that answer.
         """
         tokens = padded(sequences).to(device_of(model))
         right = []
@@ -205,8 +206,8 @@ class Task:
 def documents_for(windows, width, mean_length):
     """How many documents to draw for so many windows of `width` tokens.
 
-    One more per window than it holds, as its last document is cut off. Then a tenth and eight more,
-    so that they are rarely too few.
+    Each window cuts off its last document, so draw one more per window than it holds. A tenth and
+    eight more make a second draw rare.
     """
     per_window = width / mean_length + 1
     return int(1.1 * (windows * per_window)) + 8
@@ -250,9 +251,9 @@ def score_text(value, unit):
 #     <bos> 4 3 1 2 <query> [4 3 1 2]
 #
 # To copy, find where the last token stood before and take its right neighbour.
-# Attention alone needs two layers, or a far wider one: the first tells every token
-# its left neighbour, the second finds the token whose left neighbour is the one just
-# written. A Canon layer can take the place of the first.
+# Attention alone needs two layers, or one that is far wider. With two layers, the
+# first tells every token its left neighbour, and the second finds the token whose
+# left neighbour was just written. A Canon layer can take the place of the first.
 
 
 class Copy(Task):
@@ -287,11 +288,14 @@ def permutations(rng, count, n):
 # questions: who comes k after q? The answer follows at once, so all k hops
 # happen inside the network: this measures its depth. Names are words of several
 # tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
-# Each name comes twice, and only counting from <bos> tells a source from a
-# target. Depo0, our addition, spares a model both: names are single tokens, and a
-# comma ends each edge. Keep N > 2K: on a cycle of n names, k hops forward are
-# n - k hops backward, which may be fewer. Training draws smaller cycles, too; the
-# scores are of N names only.
+# Each name appears twice, and only counting from <bos> tells a source from a
+# target. Depo0, our addition, removes both difficulties: names are single tokens,
+# and a comma ends each edge.
+#
+# N is the most names of a cycle, K the most hops that are asked for, and V the
+# number of letters that words are made of. Keep N > 2K: on a cycle of n names, k
+# hops forward are n - k hops backward, which may be fewer. Training draws smaller
+# cycles, too; the scores are of N names only.
 
 
 class NamesTask(Task):
@@ -311,7 +315,7 @@ class Depo(NamesTask):
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        require_range("K", K, 1, min(N - 1, 256))  # up to 256, ten k are scored: one a question
+        require_range("K", K, 1, min(N - 1, 256))  # up to 256, at most ten k are scored
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge = 2 * self.words.longest + (1 if separator else 0)
@@ -699,7 +703,8 @@ def depth_of(parents, q):
 #
 # Arithmetic modulo 23 in prefix notation, in the head: the tables of + - * are
 # knowledge, to be learnt and then applied several times over. All tokens are
-# targets. Short expressions are few and come up again.
+# targets. L is the most operators in an expression. Short expressions are few and
+# come up again.
 
 
 class Mano(Task):
@@ -884,7 +889,7 @@ class Grammar:
         """`count` sentences, lists of tokens."""
         symbols = np.full(count, self.root)  # of all sentences
         sentence = np.arange(count)  # in which of them each symbol is
-        while symbols[0] in self.rules:
+        while symbols[0] in self.rules:  # all symbols are on one level, so one stands for all
             chances = rng.random(len(symbols))  # uniform in [0, 1)
             choices = (chances * self.choices[symbols]).astype(np.int64)
             parts = self.parts[symbols, choices]  # (symbols, most parts of a rule)
@@ -894,7 +899,8 @@ class Grammar:
         return [tokens.tolist() for tokens in np.split(symbols, ends[:-1])]
 
     def chart(self, tokens, scale=2.1):
-        """How likely each prefix is with each next token, or the end, behind it.
+        """For every prefix of a sentence: how likely it is together with each next token, or with
+        the end.
 
         tokens    (B, T) int64, a sentence a row, zeros after it
         returns   (B, T + 1, 4) float64 (float32 on MPS): [b, t, v] is scale^t times the probability
@@ -1051,8 +1057,8 @@ BIOGRAPHY += ["pronoun", *THREE_WORDS, "major"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "employer"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "work city"]
 WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
-FACT_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
-FACT_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in FACT_PLACES]
+VALUE_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
+VALUE_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in VALUE_PLACES]
 
 SENTENCES, WORDINGS = 6, 10  # of a biography; of each sentence
 FILLERS = 50  # the different words that wordings are made of
@@ -1097,7 +1103,7 @@ class Capo(Task):
         people = draw_people(seed, self.N)[who]  # (people, 12)
         text = np.full((len(who), len(BIOGRAPHY)), self.bos)
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
-        text[:, FACT_PLACES] = people[:, FACT_COLUMNS]
+        text[:, VALUE_PLACES] = people[:, VALUE_COLUMNS]
         return text
 
     def documents(self, rng, count):
@@ -1106,14 +1112,14 @@ class Capo(Task):
         return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
-        """As in all tasks, but windows hold whole biographies, zeros after, and everybody comes
-        once an epoch."""
-        meetings = batch_size * self.lives_per_window
-        epochs, places = np.divmod(np.arange(step * meetings, (step + 1) * meetings), self.N)
-        who = np.empty(meetings, dtype=np.int64)
+        """As in all tasks, but windows hold whole biographies, zeros after, and every person appears
+        once per epoch."""
+        exposures = batch_size * self.lives_per_window
+        epochs, places = np.divmod(np.arange(step * exposures, (step + 1) * exposures), self.N)
+        who = np.empty(exposures, dtype=np.int64)
         for epoch in range(epochs[0], epochs[-1] + 1):
             in_epoch = epochs == epoch
-            who[in_epoch] = meeting_order(seed, epoch, self.N)[places[in_epoch]]
+            who[in_epoch] = epoch_order(seed, epoch, self.N)[places[in_epoch]]
         lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who)
         tokens = lives.reshape(batch_size, -1)
         tokens = np.pad(tokens, [(0, 0), (0, self.block_size + 1 - tokens.shape[1])])
@@ -1172,8 +1178,8 @@ def draw_people(seed, N):
 
 
 @functools.lru_cache(maxsize=2)
-def meeting_order(seed, epoch, N):
-    return np.random.default_rng([seed, MEETINGS, epoch]).permutation(N)
+def epoch_order(seed, epoch, N):
+    return np.random.default_rng([seed, EXPOSURES, epoch]).permutation(N)
 
 
 # ---- 8. Text: real text, byte by byte --------------------------------------

@@ -93,7 +93,8 @@ def last_score(run, score):
 # A rule compares all seeds of models. It holds, does not hold, or is undecided.
 
 SEEDS = 3  # fewer decide nothing
-MARGIN = 0.05  # five points: so much above a guess is still chance, so much below is still close
+MARGIN = 0.05  # so much above a guess is still chance, and so much below is still close: five
+# points of a share, 0.05 bits per parameter
 MARGIN_BITS = 0.05  # bits per byte: so much worse is still close
 CEILING = 0.98  # from this share on, models cannot be told apart
 
@@ -231,30 +232,31 @@ def close_to(a, b):
     return decide(rule, [a, b], holds=a.lowest >= goal, fails=a.highest < goal)
 
 
-def lower(a, b, what):
+def less(a, b, what):
     """what: in words, such as "needs fewer bits"."""
     rule = f"every seed of {a} {what} than every seed of {b}"
     return decide(rule, [a, b], holds=a.highest < b.lowest, fails=a.lowest > b.highest)
 
 
 def needs_fewer_bits(a, b):
-    return lower(a, b, "needs fewer bits")
+    return less(a, b, "needs fewer bits")
 
 
 def takes_fewer_steps(a, b):
-    return lower(a, b, "takes fewer steps")
+    return less(a, b, "takes fewer steps")
 
 
 def needs_hardly_more_bits(a, b):
-    rule = f"no seed of {a} needs {MARGIN_BITS} bits more than the mean of {b}"
+    rule = f"every seed of {a} needs less than {MARGIN_BITS} bits more than the mean of {b}"
     goal = b.mean + MARGIN_BITS
     return decide(rule, [a, b], holds=a.highest < goal, fails=a.lowest >= goal)
 
 
 def covers(a, share, start, end):
-    """If the seeds of start and end are not apart, there is no way between them: undecided."""
-    way = f"the way from the mean of {start} to the mean of {end}"
-    rule = f"every seed of {a} covers at least {share:.0%} of {way}"
+    """Unless every seed of end is above every seed of start, there is no gap to cover, and the rule
+    is undecided."""
+    gap = f"the gap from the mean of {start} to the mean of {end}"
+    rule = f"every seed of {a} covers at least {share:.0%} of {gap}"
     goal = start.mean + share * (end.mean - start.mean)
     apart = end.lowest > start.highest
     holds = apart and a.lowest >= goal
@@ -267,7 +269,7 @@ def reaches(a, share):
     return decide(rule, [a], holds=a.lowest >= share, fails=a.highest < share)
 
 
-def below(a, share):
+def above_chance_but_below(a, share):
     rule = f"every seed of {a} is above chance and below {share:.0%}"
     holds = a.lowest > a.chance and a.highest < share
     return decide(rule, [a], holds, fails=a.lowest >= share)
@@ -297,7 +299,7 @@ RESULTS = {
     "R12": "real text",
 }
 DEPO0 = ("depo0",)
-DEPO = ("depo0", "depo1")  # where hops are compared
+DEPO = ("depo0", "depo1")  # (depo2 is judged by its main score, as other tasks are)
 ALL_BUT_DEPO = ("depo2", "brevo1", "brevo2", "mano", "capo", "lano")
 ALL_BUT_DEPO0 = ("depo1", *ALL_BUT_DEPO)
 RECURRENCES = ("GLA + AbCD", "Mamba2 + AbCD", "GDN + AbCD")
@@ -370,7 +372,7 @@ def copying_takes_more_than_twice_the_steps(seeds):
     )
 
 
-@claim("R1", "Two layers or 128 dims copy without Canon", "copy", ("copy",))
+@claim("R1", "Two layers copy without Canon, and so do 128 dims", "copy", ("copy",))
 def larger_models_copy_without_canon(seeds):
     return all_hold(
         reaches(seeds("two layers", "sequences"), 0.9), reaches(seeds("128 dims", "sequences"), 0.9)
@@ -406,7 +408,7 @@ def hops_take_more_than_twice_the_steps(seeds, positions):
 
 @claim(
     "R2",
-    "RoPE + Canon masters twice as many hops as RoPE at K=1 and K=2",
+    "RoPE + Canon masters twice as many hops as RoPE at K=1, and at K=2 in twice the steps",
     "fewer",
     DEPO0,
     paper="2-4 times",
@@ -455,7 +457,7 @@ def canon_helps_rope(seeds):
 # R3: positions
 
 
-@claim("R3", "NoPE alone learns next to nothing", "nope", DEPO, paper="0% (k=8)")
+@claim("R3", "NoPE learns next to nothing, and more with Canon", "nope", DEPO, paper="0% (k=8)")
 def nope_alone_learns_next_to_nothing(seeds):
     nope = seeds("NoPE", "answers")
     return all_hold(at_chance(nope), above(seeds("NoPE + Canon", "answers"), nope))
@@ -557,7 +559,7 @@ def frozen_weights_do_half_of_the_work(seeds):
     )
 
 
-@claim("R4", "Canon needs its residual", "ablation", DEPO, before_the_runs=DEPO0)
+@claim("R4", "Canon is better with its residual", "ablation", DEPO, before_the_runs=DEPO0)
 def canon_needs_its_residual(seeds):
     return above(seeds("ABCD", "answers"), seeds("no residual", "answers"))
 
@@ -592,7 +594,7 @@ def gated_mlps_store_less(seeds):
 
 @claim(
     "R6",
-    "GLA is weaker than Mamba2, and matches it with Canon",
+    "GLA is weaker than Mamba2, and matches it with AbCD",
     "linear",
     DEPO,
     paper="19% to 50%; 43% (k=4)",
@@ -624,7 +626,7 @@ def mamba2_falls_without_its_convolution(seeds):
 
 @claim(
     "R8",
-    "Of all without convolutions, GDN is best",
+    "Of the recurrences without convolutions, GDN is best",
     "linear",
     DEPO,
     paper="22%; 6%, 19% (k=4)",
@@ -691,7 +693,7 @@ def attention_reasons_twice_as_deep(seeds, recurrence):
 
 @claim(
     "R10",
-    "{} stores 1.2 times as much as attention",
+    "{} stores 1.2 times as much per parameter as attention",
     "families",
     ("capo",),
     paper="1.4 times",
@@ -706,7 +708,10 @@ def recurrences_store_more(seeds, recurrence):
 @claim("R11", "{} errs at one hop, and more than attention", "families", DEPO, each=RECURRENCES)
 def recurrences_err_at_the_first_hop(seeds, recurrence):
     one_hop = seeds(recurrence, "k=1")
-    return all_hold(below(one_hop, 0.99), above(seeds("RoPE(1/4) + Canon", "k=1"), one_hop))
+    return all_hold(
+        above_chance_but_below(one_hop, 0.99),
+        above(seeds("RoPE(1/4) + Canon", "k=1"), one_hop),
+    )
 
 
 @claim("R11", "A hybrid reasons deeper than a recurrence", "families", DEPO, before_the_runs=DEPO0)

@@ -33,7 +33,9 @@ class Comparison:
     scores: list  # of the tables, and handed to `figure`; "k=" stands for k=1, k=2 and so on
     title: Callable  # groups -> what was found
     twice_the_steps: tuple = ()  # the models that train for twice the preset's steps
-    half_the_width: tuple = ()  # the tasks whose models have half of the preset's width
+    # The tasks whose models have half of the preset's width: at full width all know nearly all of
+    # Capo.
+    half_the_width: tuple = ()
     at_nano: dict = field(default_factory=dict)  # {task: flags}, where it is not nano's recipe
 
     def own_flags(self, task, preset):
@@ -286,7 +288,7 @@ def draw_tasks(groups, scores, title):
 
 
 def draw_text(groups, scores, title):
-    """Attention, but for the deeper model, whose curve lies on that of "RoPE"."""
+    """Attention, except the deeper model, whose curve lies on that of "RoPE"."""
     left_out = ("RoPE, one more layer", *OWN_CONVOLUTION, *FULL_LINEAR)
     shown = {model: runs for model, runs in groups.items() if model not in left_out}
     return plot.curves(in_plain_names(shown), scores, title)

@@ -1,7 +1,8 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
-Trains the runs of a comparison that out/ lacks, draws its figure and judges its claims. Where out/
-has no run of a model, the figure takes those in results/. After Ctrl-C, run the same command again.
+Trains the runs of a comparison that out/ lacks, draws its figure and judges its claims. The runs in
+results/ are shown, too; one in out/ with the same rate and seed replaces them. After Ctrl-C, run
+the same command again.
 
     python results/reproduce.py --list                  the comparisons, their claims and hours
     python results/reproduce.py nope --dry-run          prints the command of each run
@@ -64,24 +65,27 @@ def fail(message):
 
 
 class Wanted:
-    """A run that may not be there yet: a model's name, and train.py's words that make it."""
+    """A run that may not exist yet: its model's name, and train.py's arguments that produce it."""
 
-    def __init__(self, model, words):
-        self.model, self.words = model, words
-        self.options, recipe = train.read_command_line(words)
+    def __init__(self, model, arguments):
+        self.model, self.arguments = model, arguments
+        self.options, recipe = train.read_command_line(arguments)
         self.recipe = recipe.as_dict()
         self.preset = recipe.preset
 
 
-def words_for(comparison, task, model, flags):
-    """train.py's words for a model on a task. flags: further ones, for all models alike."""
-    flags = comparison.own_flags(task, usual_recipe(task, flags).preset).split() + flags
-    words = ["--task", task] + comparison.models[model].split() + flags
+def arguments_for(comparison, task, model, flags):
+    """train.py's arguments for a model on a task. flags: further ones, for all models alike."""
+    preset = usual_recipe(task, flags).preset
+    own_flags = comparison.own_flags(task, preset).split()
+    flags = own_flags + flags  # of two alike the later one counts
+    usual = usual_recipe(task, flags)
+    arguments = ["--task", task] + comparison.models[model].split() + flags
     if model in comparison.twice_the_steps:
-        words += ["--steps", str(2 * usual_recipe(task, flags).training.steps)]
+        arguments += ["--steps", str(2 * usual.training.steps)]
     if task in comparison.half_the_width:
-        words += ["--d-model", str(usual_recipe(task, flags).model.d_model // 2)]
-    return words
+        arguments += ["--d-model", str(usual.model.d_model // 2)]
+    return arguments
 
 
 def usual_recipe(task, flags):
@@ -96,8 +100,9 @@ def wanted_runs(comparison, flags, seeds, rates):
     for seed in range(seeds):
         for task in comparison.tasks:
             for model in comparison.models:
-                words = [*words_for(comparison, task, model, flags), "--seed", str(seed)]
-                wanted += at_rates(Wanted(model, words), rates)
+                arguments = arguments_for(comparison, task, model, flags)
+                arguments += ["--seed", str(seed)]
+                wanted += at_rates(Wanted(model, arguments), rates)
     seen = {}
     for run in wanted:
         key = json.dumps(run.recipe, sort_keys=True)
@@ -111,7 +116,7 @@ def at_rates(run, rates):
     """The same run at each of these learning rates."""
     if not rates:
         return [run]
-    return [Wanted(run.model, [*run.words, "--lr", f"{rate}"]) for rate in rates]
+    return [Wanted(run.model, [*run.arguments, "--lr", f"{rate}"]) for rate in rates]
 
 
 # ---- 2. The runs that are here ---------------------------------------------
@@ -177,7 +182,8 @@ def by_model(runs):
 
 def best_rate(rates):
     """The learning rate at which a model is best: by the mean of the last main scores, in a tie by
-    the mean of those before. A rate with fewer than three seeds comes after all others.
+    the mean of those before. Of two rates, one with fewer than three seeds comes after one with
+    more seeds.
 
     rates: {learning rate: runs}
     """
@@ -205,7 +211,7 @@ def tried_rates(comparison, tasks, flags, found, only=()):
     tried = {}
     for task in tasks:
         for model in comparison.models:
-            recipe = Wanted(model, words_for(comparison, task, model, flags)).recipe
+            recipe = Wanted(model, arguments_for(comparison, task, model, flags)).recipe
             rates = {}
             for rate, seeds in sorted(found.get(all_but_rate_and_seed(recipe), {}).items()):
                 if not only or rate in only:
@@ -216,7 +222,8 @@ def tried_rates(comparison, tasks, flags, found, only=()):
 
 
 def at_best_rates(comparison, tried, task=None):
-    """{model: its runs at its best rate}, in the comparison's order. task: only these runs."""
+    """{model: its runs at its best rate}, in the comparison's order. task: only runs on this task;
+    None: on every task."""
     groups = {}
     for model in comparison.models:
         for (its_task, its_model), rates in tried.items():
@@ -271,46 +278,47 @@ class Sweep:
     def __init__(self, missing, jobs, program):
         self.jobs, self.program = jobs, program
         self.waiting = list(missing)
-        self.going = {}  # {process: (its run, a file with what it writes to stderr)}
+        self.running = {}  # {process: (its run, a file with what it writes to stderr)}
         self.steps = {run.options.out: steps_done(run.options.out) for run in missing}
         threads = max(1, os.cpu_count() // jobs)
         self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
 
     def start(self):
         """Start runs while there is room."""
-        while self.waiting and len(self.going) < self.jobs:
+        while self.waiting and len(self.running) < self.jobs:
             run = self.waiting.pop(0)
-            command = [sys.executable, self.program, *run.words]
+            command = [sys.executable, self.program, *run.arguments]
             if (run.options.out / "ckpt.pt").exists():
                 command.append("--resume")
-            said = TemporaryFile("w+", encoding="utf-8", errors="replace")
+            stderr_file = TemporaryFile("w+", encoding="utf-8", errors="replace")
             process = subprocess.Popen(
                 command,
                 env=self.environment,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=stderr_file,
                 start_new_session=True,  # Ctrl-C reaches this program only, which tells its runs
             )
-            self.going[process] = run, said
+            self.running[process] = run, stderr_file
 
-    def look(self):
+    def poll(self):
         """Note how far the runs have come. Returns a line for each that has failed meanwhile."""
         failures = []
-        for process, (run, said) in list(self.going.items()):
+        for process, (run, stderr_file) in list(self.running.items()):
             ended = process.poll() is not None
             self.steps[run.options.out] = steps_done(run.options.out)
             if ended:
-                del self.going[process]
+                del self.running[process]
             if ended and process.returncode != 0:
-                said.seek(0)
-                failures.append(f"{run.options.out}: {reason(process.returncode, said.read())}")
+                stderr_file.seek(0)
+                why = reason(process.returncode, stderr_file.read())
+                failures.append(f"{run.options.out}: {why}")
         return failures
 
-    def end(self):
+    def stop(self):
         """Ask the runs to stop, and wait until they have saved."""
-        for process in self.going:
+        for process in self.running:
             process.terminate()
-        for process in self.going:
+        for process in self.running:
             process.wait()
 
 
@@ -334,14 +342,14 @@ def reason(status, said):
 
 @contextlib.contextmanager
 def stop_requests():
-    """A list that gets the number of each signal that asks to stop: Ctrl-C, a batch system's."""
+    """Yields a list that collects the signals that ask to stop: Ctrl-C, a batch system's."""
     requests, before = [], {}
 
     def note(number, frame):
         requests.append(number)
 
     for number in train.STOP:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores that the terminal closes
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup has SIGHUP ignored
             before[number] = signal.signal(number, note)
     try:
         yield requests
@@ -358,18 +366,18 @@ def train_all(missing, jobs, program):
     with stop_requests() as requests:
         bar = tqdm(total=total, initial=sum(sweep.steps.values()), unit="step", smoothing=0)
         try:
-            while (sweep.waiting or sweep.going) and not requests:
+            while (sweep.waiting or sweep.running) and not requests:
                 sweep.start()
                 time.sleep(1)
-                for failure in sweep.look():
+                for failure in sweep.poll():
                     failed += 1
                     bar.write(f"reproduce.py: {failure}", sys.stderr)
                 bar.update(sum(sweep.steps.values()) - bar.n)
         finally:
             bar.close()
-            if sweep.going:
-                print(f"reproduce.py: {len(sweep.going)} runs are being saved", file=sys.stderr)
-            sweep.end()
+            if sweep.running:
+                print(f"reproduce.py: {len(sweep.running)} runs are being saved", file=sys.stderr)
+            sweep.stop()
         if requests:
             print("reproduce.py: stopped; the same command goes on", file=sys.stderr)
             sys.exit(128 + requests[0])
@@ -443,9 +451,11 @@ CLAIMS_HEAD = """# The paper's claims, judged by the runs that are here
 
 `python results/reproduce.py claims --out results` writes this page; the rules are in
 [claims.py](claims.py). An asterisk marks a rule that was written when some of its runs were known.
-AbCD is Canon-ACD beside the mixer's own convolution. A verdict is *undecided* if neither the rule
-nor its opposite holds for every seed, if there are fewer than three seeds, or if all models are at
-chance or all at the ceiling. For a share, chance ends five points above a guess, and the ceiling
+AbCD is Canon-ACD beside the mixer's own convolution. Each model is shown at the best learning rate
+that it had; an `--lr` beside the runs is only the usual one. A verdict is *undecided* if neither
+the rule nor its opposite holds for every seed, if there are fewer than three seeds, if all models
+are at chance or all at the ceiling, if a ratio is to a model that has learnt nothing, or if a gap
+to be covered is not there on every seed. For a share, chance ends five points above a guess, and the ceiling
 begins at 98%. For hops, chance is none, and the ceiling is all that are asked. A rule of several
 parts does not hold as soon as one part fails, even if another is undecided or has not run."""
 
@@ -629,7 +639,7 @@ def compare(options, flags):
     wanted = wanted_runs(comparison, flags, options.seeds, options.lr)
     if options.dry_run:
         for run in wanted:
-            print(shlex.join(["python", options.program or "train.py", *run.words]))
+            print(shlex.join(["python", options.program or "train.py", *run.arguments]))
         return
 
     check_folders(wanted)
