@@ -877,6 +877,8 @@ def draw_insides(args):
 
 def main(argv=None):
     args = read_command_line(argv)
+    if args.inside and args.save:
+        fail("--save: packs runs for figures of scores; leave out --inside")
     try:
         if args.program is not None:
             run_folders.register(args.program)

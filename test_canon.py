@@ -3965,6 +3965,7 @@ def test_what_cannot_be_drawn_ends_with_one_line(here, ends, capsys):
     ends(["no_runs.json"], "no_runs.json", main=plot.main)
     ends(["missing"], "missing does not exist", main=plot.main)
     ends([], "the following arguments are required", main=plot.main)
+    ends(["--inside", "preset", "--save", "x.json"], "--save: packs", main=plot.main)
     ends(["preset", "--program", "none.py"], main=plot.main)
 
 
