@@ -48,7 +48,7 @@ class Config:
     canon: str = ""  # the points that have a Canon layer, such as "abcd"
     canon_type: str = "conv"  # an entry of CANONS
     canon_kernel: int = 4  # how many tokens a Canon layer mixes
-    canon_residual: bool = True
+    canon_residual: bool = True  # a Canon layer adds its input
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
     short_conv: bool | None = None  # a linear mixer's own convolution; None: `usual_short_conv`
@@ -127,8 +127,8 @@ class Canon(nn.Module):
     are independent. Linear layers are drawn from normal(0, 0.02). Drawn so, a Canon layer would add
     sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
 
-    That is why these weights are a bare nn.Parameter. CanonGPT redraws Linear layers only, and in
-    train.py only the matrices of Linear and Embedding decay.
+    CanonGPT redraws only Linear and Embedding layers, and train.py lets only their matrices decay.
+    These weights are a bare nn.Parameter, outside such layers: they are spared both.
     """
 
     def __init__(self, width, config):
@@ -449,7 +449,7 @@ def relu2(x):
 
 MLPS = {  # the activation, and whether the MLP is gated
     "swiglu": (F.silu, True),
-    "swiglu-relu2": (relu2, True),
+    "swiglu-relu2": (relu2, True),  # SwiGLU with relu2 in SiLU's place
     "silu": (F.silu, False),
     "relu2": (relu2, False),
     "none": (None, False),
@@ -496,7 +496,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # under autocast, Canon layers get bfloat16, too
+        return y.to(matmul_dtype(x))  # x is the float32 stream; under autocast y is bfloat16
 
 
 class Block(nn.Module):

@@ -122,8 +122,8 @@ class Task:
 
         tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
 
-        Each starts with a new document and cuts its last one off. They depend on the arguments
-        alone: every model, resumed run and loader worker sees the same.
+        Each window starts with a new document and cuts its last one off. They depend on the
+        arguments alone: every model, resumed run and loader worker sees the same.
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1

@@ -90,11 +90,13 @@ def load_batches(task, recipe, options, steps_done):
         pin_memory=options.device == "cuda",
     )
     for batch in loader:
+        # From pinned memory, nobody has to wait for a copy to the GPU.
         yield [tensor.to(options.device, non_blocking=True) for tensor in batch]
 
 
 def weight_groups(model, training):
-    """The matrices of Linear and Embedding decay; norms, biases and Canon layers do not."""
+    """The matrices of Linear and Embedding decay; norms, biases and Canon layers do not. How much:
+    Training.weight_decay in runs.py, or the preset's."""
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     learning = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -149,9 +151,9 @@ def learning_rate(step, peak, training):
 
 
 def train_step(model, optimizer, batch, grad_accum, clip, autocast):
-    """Update the weights from a batch, cut into `grad_accum` micro-batches. Returns its loss, and
-    the norm of the gradient before it is clipped. (Under torchrun, the mean of what the processes
-    return is the loss.)
+    """Update the weights from a batch, cut into `grad_accum` micro-batches (gradient accumulation).
+    Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the mean
+    of what the processes return is the loss.)
 
     clip: the maximum gradient norm; 0: no clipping
 
@@ -175,7 +177,7 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
                 loss = loss * weight
             loss.backward()
         batch_loss = batch_loss + loss.detach()
-    max_norm = clip if clip > 0 else math.inf
+    max_norm = clip if clip > 0 else math.inf  # inf: the norm is only measured
     gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -226,7 +228,7 @@ def train(options, recipe, command, stop):
     task = make_task(**recipe.task, run_seed=recipe.seed)
     model = CanonGPT(recipe.model).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # a checkpoint's are of its last step
+    peaks = [group["lr"] for group in optimizer.param_groups]  # before --resume can change them
 
     # Mixed precision: mixers and MLPs compute in bfloat16. Weights and residual stream stay in
     # float32, and so does what canon_gpt.py passes through `at_least_float32`.
@@ -251,7 +253,7 @@ def train(options, recipe, command, stop):
             # 1. Learn from one batch.
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = learning_rate(step, peak, training)
-            reseed(recipe.seed, step)
+            reseed(recipe.seed, step)  # for layers that draw numbers, such as dropout
             loss, gradient_norm = train_step(
                 fast_model, optimizer, batch, options.grad_accum, training.clip, autocast
             )
@@ -271,7 +273,8 @@ def train(options, recipe, command, stop):
 
             # 4. Log this batch's loss, and now and then the scores.
             if log_now:
-                line = {"step": step, "loss": round(mean_loss, 5), **progress.lap(step)}
+                line = {"step": step, "loss": round(mean_loss, 5)}
+                line.update(progress.lap(step))  # tokens so far, and tokens per second
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
                 progress.show({"loss": f"{mean_loss:.3f}"})
@@ -286,7 +289,7 @@ def train(options, recipe, command, stop):
 
             # 6. Stop if asked to, but not after the last step.
             if stop_now and step < training.steps:
-                run.log({"step": step, "stopped": stop.name})  # not in ckpt.pt: --resume drops it
+                run.log({"step": step, "stopped": stop.name})  # after the save: --resume drops it
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
                 raise Ended(reason, status=128 + stop.number)
             progress.start_lap(step)  # so that scoring and saving do not count
@@ -599,6 +602,7 @@ def preset(model, task=None, **training):
     return {"task": task or {}, "model": model, "training": training}
 
 
+# `make_parser` says what N, K, V and L are.
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -742,6 +746,7 @@ def exit_with_line(message, status=2):
 
 def make_parser():
     parser = argparse.ArgumentParser(
+        usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. Options left out keep the preset's values.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -820,7 +825,7 @@ def read_command_line(argv):
     """(options, recipe), checked. Writes nothing; bad input ends the program with one line."""
     parser = make_parser()
     if "--help" in argv or "-h" in argv:
-        parser.epilog = presets_in_words()
+        parser.epilog = presets_in_words()  # only now, as it makes every task and reads the text
     args = parser.parse_args(argv)
     try:
         device = choose_device(args)
