@@ -1112,8 +1112,8 @@ class Capo(Task):
         return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
-        """As in all tasks, but windows hold whole biographies, zeros after, and every person appears
-        once per epoch."""
+        """As in all tasks, but windows hold whole biographies, zeros after, and every person
+        appears once per epoch."""
         exposures = batch_size * self.lives_per_window
         epochs, places = np.divmod(np.arange(step * exposures, (step + 1) * exposures), self.N)
         who = np.empty(exposures, dtype=np.int64)

@@ -387,7 +387,7 @@ class Ended(Exception):
 
 def check_own_parts(task, model, optimizer, recipe, autocast):
     """End the run before it trains if a layer, a task or an optimizer of your own has a fault."""
-    torch.set_float32_matmul_precision("highest")  # an earlier run in this process may have set TF32
+    torch.set_float32_matmul_precision("highest")  # an earlier run here may have set TF32
     require_sound_layers(model)
     require_sound_task(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
@@ -579,8 +579,9 @@ def costs_of(run, model, options, progress):
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
 # minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
-# Depo1's). Of `small`, only Copy and a part of Depo1 have run (results/README.md). Its other
-# numbers are guesses, between those of the other two.
+# Depo1's). Of `small`, only Copy has run. Its other numbers are guesses, between those of the other
+# two. Depo1's rest on runs with N = 40 that were stopped early (results/README.md, "Depo1 with more
+# names").
 
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
@@ -622,8 +623,8 @@ PRESETS = {
         "copy": preset(L1D16, dict(N=200, block_size=401), steps=3000, batch_size=32, lr=1e-2),
         "depo0": preset(L6D384, dict(N=40, K=4, V=80, block_size=320),
                         steps=20_000, batch_size=128, lr=1e-3),
-        "depo1": preset(L6D384, dict(N=40, K=4, block_size=320),
-                        steps=20_000, batch_size=128, lr=1e-3),
+        "depo1": preset(L6D384, dict(N=10, K=4, block_size=112),
+                        steps=40_000, batch_size=256, lr=1e-3),
         "depo2": preset(L6D384, dict(N=25, K=4, block_size=512),
                         steps=20_000, batch_size=128, lr=1e-3),
         "brevo1": preset(L6D384, dict(N=40, block_size=384), steps=20_000, batch_size=128, lr=1e-3),
