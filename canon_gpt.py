@@ -58,7 +58,7 @@ class Config:
         check_config(self)  # section 8
         self.canon = "".join(sorted(self.canon.lower()))
         if not self.has_attention:
-            self.pos = "nope"  # only attention uses positions
+            self.pos = "nope"  # without a mixer that attends, there are no positions
         if self.short_conv is None:
             self.short_conv = usual_short_conv(self)
         for name in self.mixer_names:
@@ -351,7 +351,7 @@ class Mixer(nn.Module):
     """
 
     budget = 4  # its parameters, in D^2. A block has 12 D^2, and the MLP gets the rest (section 5)
-    attends = False  # whether pos and n_head mean something to it
+    attends = False  # whether pos and n_head mean something to it; for learned positions, set True
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
     streams = True  # whether it can go on where the last piece of a text ended
@@ -895,7 +895,8 @@ def write_into_state(k, fade_out, u):
 
 
 def read_from_state(q, fade_in, S):
-    """Q_in S, likewise: (B, H, C, V), for S (B, H, K, V)."""
+    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `write_into_state`, one decay for all
+    channels may fade the product in place of q."""
     if fade_in.shape[-1] == 1:
         return fade_in * torch.einsum("bhck,bhkv->bhcv", q, S)
     return (fade_in * q) @ S
@@ -1101,7 +1102,7 @@ class Mamba2(LinearMixer):
         self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.short_conv else None
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
         self.dt_bias = initial_dt_bias(H)
-        self.skip = nn.Parameter(torch.ones(H))  # its authors' "D"
+        self.skip = nn.Parameter(torch.ones(H))  # its authors' "D": values also bypass the memory
         self.norm = RMSNorm(2 * D)
         self.out = nn.Linear(2 * D, D, bias=False)
 

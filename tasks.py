@@ -88,7 +88,8 @@ class Task:
     `vocabulary`, what each token stands for (token 0 is padding); and, if it scores otherwise,
     `evaluate` and `units`. The defaults of its constructor's arguments are its usual sizes.
     train.py has options for the arguments of our tasks, such as N; one of another name needs an
-    option there. make_task adds `name` and `settings`.
+    option there. The constructor calls `check_fits` with the length of its longest document:
+    training cuts off a longer one, and scoring it fails. make_task adds `name` and `settings`.
     """
 
     # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
@@ -200,7 +201,7 @@ class Task:
 
     def decode(self, tokens):
         """Tokens in words."""
-        return self.space.join(self.vocabulary[token] for token in tokens)
+        return self.space.join(self.vocabulary[token] or "<pad>" for token in tokens)
 
 
 def documents_for(windows, width, mean_length):

@@ -2788,6 +2788,15 @@ def test_a_score_without_a_unit_is_refused(ends, monkeypatch):
     ends(tiny("--task renamed"), "its units lack the score")
 
 
+def test_a_score_that_the_log_cannot_hold_is_refused(ends, monkeypatch):
+    class Tensors(tasks.Copy):
+        def evaluate(self, model, seed, n):
+            return {"tokens": torch.tensor(0.5)}
+
+    monkeypatch.setitem(tasks.TASKS, "tensors", Tensors)
+    ends(tiny("--task tensors"), "its score 'tokens' is a Tensor, not a Python number")
+
+
 def test_a_checkpoint_holds_whatever_has_a_state(here):
     model = torch.nn.Linear(2, 2)
     average = torch.optim.swa_utils.AveragedModel(model)

@@ -134,7 +134,8 @@ def linear(done):
 
 
 # What the learning rate does after its warm-up. One of your own is one more entry: a function from
-# `done`, the share of the steps after warm-up that are over, to a factor from 0 to 1.
+# `done`, the share of the steps after warm-up that are over, to a factor from 0 to 1. (One that
+# needs the step itself is a change of `learning_rate`.)
 SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
@@ -213,9 +214,10 @@ LOG_EVERY = 20  # steps
 # What you may want to add:
 # - A metric is one more entry of `line`: a Python number, not a tensor.
 # - Dropout and the like need nothing here.
-# - An average of the weights starts as `copy.deepcopy(model)`, without gradients, and is one more
-#   entry of `stateful`. Update it after `train_step`, pass it to `evaluate` and `print_results`,
-#   and let `load_model` in runs.py read it. Its decay is a field of `Training` in runs.py.
+# - An average of the weights starts as `copy.deepcopy(model)`, and is one more entry of `stateful`.
+#   It needs no gradients: `average.requires_grad_(False)`. Update it after `train_step`, pass it to
+#   `evaluate` and `print_results`, and let `load_model` in runs.py read it in place of "model". Its
+#   decay is a field of `Training` in runs.py.
 
 
 def train(options, recipe, command, stop):
@@ -456,10 +458,15 @@ def require_sound_task(task, model, seed, autocast):
         raise Ended(f"{task.name}: {reason}", status=2)
     model.eval()
     with autocast:
-        unknown = task.evaluate(model, seed, 1).keys() - task.units.keys()
+        scores = task.evaluate(model, seed, 1)
     model.train()
+    unknown = scores.keys() - task.units.keys()
     if unknown:
         raise Ended(f"{task.name}: its units lack the score {unknown.pop()!r}", status=2)
+    for name, value in scores.items():
+        if not isinstance(value, (int, float)):  # the log is JSON
+            reason = f"its score {name!r} is a {type(value).__name__}, not a Python number"
+            raise Ended(f"{task.name}: {reason}", status=2)
 
 
 def require_all_weights(optimizer, model):
@@ -943,7 +950,8 @@ def parts_in_file(args):
         make_recipe(**parts)  # raises an error if a value does not fit
         preset_parts(parts["preset_name"], parts["task"]["name"])  # or if the preset is unknown
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"config = {args.config}: holds no recipe: {error!r}") from None
+        own = "(Is a part of it your own? Run its file in place of train.py.)"
+        raise ValueError(f"config = {args.config}: holds no recipe: {error!r} {own}") from None
     return parts
 
 
@@ -1032,12 +1040,12 @@ def unlike_preset(recipe):
     usual = make_recipe(**{**parts, "task": recipe.task, "model": vars(recipe.model)})
 
     always_named = ("mixer", "pos", "canon")
-    model = {}
+    model_fields = {}
     for field in usual_model:
         if field not in always_named:
-            model[field] = getattr(recipe.model, field)
+            model_fields[field] = getattr(recipe.model, field)
     found = differences(without_which_text(recipe.task), without_which_text(usual_task))
-    found += differences(model, usual_model)
+    found += differences(model_fields, usual_model)
     return found + differences(vars(recipe.training), vars(usual.training))
 
 
