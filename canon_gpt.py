@@ -83,10 +83,10 @@ class Refused(ValueError):
 
 # ---- 2. Canon --------------------------------------------------------------
 #
-# Attention can look anywhere. But it takes a whole layer of attention to tell each token which
-# token stands before it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict
-# "Lovelace", layer 1 tells each token what stands before it. Then layer 2 can search for the token
-# that stands after an "Ada". A Canon layer does the first step with four weights per channel.
+# Attention can look anywhere. But it takes a whole layer of it to tell each token what stands just
+# before. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1
+# tells each token its left neighbour. Then layer 2 can search for the token that stands after an
+# "Ada". A Canon layer does the first step with four weights per channel.
 
 
 def canon_by_hand(x, weight):
@@ -113,7 +113,7 @@ def canon_by_hand(x, weight):
 # with themselves as the key. (Attention's part of it is usually called the KV cache.)
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
-#     state[an Attention]      all keys (turned by their positions) and values, each (B, S, H, K)
+#     state[an Attention]      all keys (after rotary) and values, each (B, S, H, K)
 #     state[a linear mixer]    the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
 #                              as Canon does (Part II)
 #     state[the model]         how many tokens it has read
@@ -124,11 +124,11 @@ class Canon(nn.Module):
 
     The weights are drawn as Conv1d draws them: with kernel 4, from uniform(-1/2, 1/2), of variance
     1/12. So at the start the layer adds sqrt(4/12) = 0.58 times the size of its input, if tokens
-    are independent. Linear layers are drawn from normal(0, 0.02). Drawn so, a Canon layer would add
-    sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
+    are independent. Linear layers are drawn from normal(0, 0.02). With such weights, a Canon layer
+    would add sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
 
     CanonGPT redraws only Linear and Embedding layers, and train.py lets only their matrices decay.
-    These weights are a bare nn.Parameter, outside such layers: they are spared both.
+    These weights are a bare nn.Parameter, outside such layers, so neither applies to them.
     """
 
     def __init__(self, width, config):
@@ -176,7 +176,8 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry, for --canon-type. One is examples/gated.py, to copy:
+# A Canon layer of your own is one more entry, for --canon-type. examples/gated.py is one, to copy:
+# it enters its class below, calls train.main, and runs as
 #     python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
@@ -366,7 +367,7 @@ class Attention(Mixer):
 
     Canon-B comes before rotary. Rotary turns the two channels of a pair together, and that is why
     q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After rotary it
-    would weigh the two differently, and then i and j themselves would matter.
+    would scale a pair's two channels differently, and then i and j themselves would matter.
     """
 
     attends = True
