@@ -289,7 +289,8 @@ def draw_tasks(groups, scores, title):
 
 def draw_text(groups, scores, title):
     """Attention, except the deeper model, whose curve lies on that of "RoPE"."""
-    left_out = ("RoPE, one more layer", *OWN_CONVOLUTION, *FULL_LINEAR)
+    linear_mixers = OWN_CONVOLUTION | FULL_LINEAR
+    left_out = ("RoPE, one more layer", *linear_mixers)
     shown = {model: runs for model, runs in groups.items() if model not in left_out}
     return plot.curves(in_plain_names(shown), scores, title)
 
