@@ -177,7 +177,7 @@ class NoCanon(nn.Module):
 
 
 # A Canon layer of your own is one more entry, for --canon-type. examples/gated.py is one, to copy:
-# it enters its class below, calls train.main, and runs as
+# it enters its class in CANONS, calls train.main, and runs as
 #     python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in

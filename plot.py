@@ -234,9 +234,9 @@ def markdown(rows):
 
 # ---- 3. How it looks -------------------------------------------------------
 #
-# All figures share colours and dashes. Attention is grey without Canon and orange with it; each linear mixer
-# has a hue, pale without Canon. Lines are solid for RoPE and for linear mixers, dashed for NoPE,
-# dash-dotted for other positions. Models that would still look alike get markers.
+# All figures share colours and dashes. Attention is grey without Canon and orange with it; each
+# linear mixer has a hue, pale without Canon. Lines are solid for RoPE and for linear mixers, dashed
+# for NoPE, dash-dotted for other positions. Models that would still look alike get markers.
 
 GREY, ORANGE = "#808080", "#e8590c"
 FAINT = "#666666"

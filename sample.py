@@ -98,7 +98,9 @@ def read_command_line(argv):
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, help="how many instances (default: 3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
-    parser.add_argument("--length", type=int, help="at most this many tokens after --prompt (default: 100)")
+    parser.add_argument(
+        "--length", type=int, help="at most this many tokens after --prompt (default: 100)"
+    )
     parser.add_argument(
         "--temperature",
         type=float,

@@ -4376,7 +4376,8 @@ def test_claims_are_judged_wherever_their_runs_are(folder, capsys):
     deeper = page.split("## ")[2].splitlines()
     not_run = [row.endswith("| not run |") for row in deeper if row.startswith("| ")][2:]
     assert not_run == sorted(not_run) and any(not_run)
-    (row,) = [line for line in page.splitlines() if line.startswith("| Canon is better with its res")]
+    title = "| Canon is better with its residual"
+    (row,) = [line for line in page.splitlines() if line.startswith(title)]
     assert row.endswith("| depo1: `reproduce.py ablation` | not run |")
 
 

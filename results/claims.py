@@ -560,7 +560,7 @@ def frozen_weights_do_half_of_the_work(seeds):
 
 
 @claim("R4", "Canon is better with its residual", "ablation", DEPO, before_the_runs=DEPO0)
-def canon_needs_its_residual(seeds):
+def canon_is_better_with_its_residual(seeds):
     return above(seeds("ABCD", "answers"), seeds("no residual", "answers"))
 
 

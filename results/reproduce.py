@@ -1,8 +1,8 @@
 """The paper's claims, one command each:   python results/reproduce.py nope --preset nano
 
 Trains the runs of a comparison that out/ lacks, draws its figure and judges its claims. The runs in
-results/ are shown, too; one in out/ with the same rate and seed replaces them. After Ctrl-C, run
-the same command again.
+results/ are shown, too; a run in out/ replaces the one of the same model, rate and seed. After
+Ctrl-C, run the same command again.
 
     python results/reproduce.py --list                  the comparisons, their claims and hours
     python results/reproduce.py nope --dry-run          prints the command of each run
@@ -455,9 +455,10 @@ AbCD is Canon-ACD beside the mixer's own convolution. Each model is shown at the
 that it had; an `--lr` beside the runs is only the usual one. A verdict is *undecided* if neither
 the rule nor its opposite holds for every seed, if there are fewer than three seeds, if all models
 are at chance or all at the ceiling, if a ratio is to a model that has learnt nothing, or if a gap
-to be covered is not there on every seed. For a share, chance ends five points above a guess, and the ceiling
-begins at 98%. For hops, chance is none, and the ceiling is all that are asked. A rule of several
-parts does not hold as soon as one part fails, even if another is undecided or has not run."""
+to be covered is not there on every seed. For a share, chance ends five points above a guess, and
+the ceiling begins at 98%. For hops, chance is none, and the ceiling is all that are asked. A rule
+of several parts does not hold as soon as one part fails, even if another is undecided or has not
+run."""
 
 
 def claims_page(runs):
