@@ -45,8 +45,7 @@ ROWS = 32  # how many documents a model reads at a time when it is scored
 
 
 class Document:
-    """tokens, a list of int, and targets: spans (start, end) of the tokens that count in the loss.
-    """
+    """tokens, a list of int, and targets: spans (start, end) of tokens that count in the loss."""
 
     def __init__(self, tokens=(), targets=()):
         self.tokens = list(tokens)
