@@ -51,7 +51,8 @@ class Config:
     canon_residual: bool = True  # a Canon layer adds its input
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    short_conv: bool | None = None  # a linear mixer's own convolution; None: `usual_short_conv`
+    # A linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, off with Canon-B.
+    short_conv: bool | None = None
     tie_embeddings: bool = False  # one matrix for embedding and head
 
     def __post_init__(self):

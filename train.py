@@ -372,7 +372,7 @@ class Progress:
     def show(self, texts):
         """Show {name: text} behind the bar. A later text replaces an earlier one of its name."""
         self.shown.update(texts)
-        self.bar.set_postfix(self.shown, refresh=False)
+        self.bar.set_postfix(self.shown, refresh=False)  # drawn when the bar moves next
 
 
 HOW_TO_GO_ON = "repeat the command with --resume to continue"
@@ -610,7 +610,8 @@ def preset(model, task=None, **training):
     return {"task": task or {}, "model": model, "training": training}
 
 
-# `make_parser` says what N, K, V and L are.
+# N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
+# letters words are made of, and L the most operators in an expression.
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -1165,7 +1166,7 @@ def in_words(task, scores):
 
 def print_results(task, model, autocast, scores, costs, seed):
     """Scores and costs, and one instance with the model's answers."""
-    if RANK > 0:
+    if RANK > 0:  # of the processes of torchrun, the first one prints
         return
     for name, value in {**in_words(task, scores), **costs}.items():
         print(f"{name:16}{value:>9}")
@@ -1247,5 +1248,7 @@ def out_of_memory(error):
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C leaves no traceback
+        # StopSignals notes the first Ctrl-C and then puts this back: a second one kills at once,
+        # without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     main()
