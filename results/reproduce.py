@@ -79,12 +79,13 @@ def arguments_for(comparison, task, model, flags):
     preset = usual_recipe(task, flags).preset
     own_flags = comparison.own_flags(task, preset).split()
     flags = own_flags + flags  # of two alike the later one counts
-    usual = usual_recipe(task, flags)
     arguments = ["--task", task] + comparison.models[model].split() + flags
     if model in comparison.twice_the_steps:
-        arguments += ["--steps", str(2 * usual.training.steps)]
+        steps = usual_recipe(task, flags).training.steps
+        arguments += ["--steps", str(2 * steps)]
     if task in comparison.half_the_width:
-        arguments += ["--d-model", str(usual.model.d_model // 2)]
+        d_model = usual_recipe(task, flags).model.d_model
+        arguments += ["--d-model", str(d_model // 2)]
     return arguments
 
 
