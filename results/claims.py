@@ -777,3 +777,17 @@ def canon_helps_recurrences_on_real_text(seeds, mixer):
     return needs_fewer_bits(
         seeds(f"{mixer} + AbCD", "bits per byte"), seeds(f"{mixer}, conv", "bits per byte")
     )
+
+
+@claim(
+    "R12",
+    "Its own convolution helps {} on real text",
+    "text",
+    ("text",),
+    before_the_runs=("text",),
+    each=("GLA", "Mamba2", "GDN"),
+)
+def own_convolution_helps_on_real_text(seeds, mixer):
+    return needs_fewer_bits(
+        seeds(f"{mixer}, conv", "bits per byte"), seeds(f"{mixer}, no conv", "bits per byte")
+    )

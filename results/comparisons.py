@@ -61,7 +61,12 @@ FULL_LINEAR = {
     "GDN + AbCD": "--mixer gdn --short-conv --canon acd",
 }
 
-# The linear mixers with their own convolution and no Canon.
+# The linear mixers without Canon: without any convolution, and with their own.
+NO_CONVOLUTION = {
+    "GLA, no conv": "--mixer gla --no-short-conv",
+    "Mamba2, no conv": "--mixer mamba2 --no-short-conv",
+    "GDN, no conv": "--mixer gdn --no-short-conv",
+}
 OWN_CONVOLUTION = {
     "GLA, conv": "--mixer gla --short-conv",
     "Mamba2, conv": "--mixer mamba2 --short-conv",
@@ -289,7 +294,7 @@ def draw_tasks(groups, scores, title):
 
 def draw_text(groups, scores, title):
     """Attention, except the deeper model, whose curve lies on that of "RoPE"."""
-    linear_mixers = OWN_CONVOLUTION | FULL_LINEAR
+    linear_mixers = NO_CONVOLUTION | OWN_CONVOLUTION | FULL_LINEAR
     left_out = ("RoPE, one more layer", *linear_mixers)
     shown = {model: runs for model, runs in groups.items() if model not in left_out}
     return plot.curves(in_plain_names(shown), scores, title)
@@ -405,15 +410,15 @@ COMPARISONS = {
         minutes=18,
         tasks=("depo1",),
         models={
-            "GLA, no conv": "--mixer gla --no-short-conv",
+            "GLA, no conv": NO_CONVOLUTION["GLA, no conv"],
             "GLA, conv": OWN_CONVOLUTION["GLA, conv"],
             "GLA + ACD": "--mixer gla --no-short-conv --canon acd",
             "GLA + AbCD": FULL_LINEAR["GLA + AbCD"],
-            "Mamba2, no conv": "--mixer mamba2 --no-short-conv",
+            "Mamba2, no conv": NO_CONVOLUTION["Mamba2, no conv"],
             "Mamba2, conv": OWN_CONVOLUTION["Mamba2, conv"],
             "Mamba2 + ACD": "--mixer mamba2 --no-short-conv --canon acd",
             "Mamba2 + AbCD": FULL_LINEAR["Mamba2 + AbCD"],
-            "GDN, no conv": "--mixer gdn --no-short-conv",
+            "GDN, no conv": NO_CONVOLUTION["GDN, no conv"],
             "GDN, conv": OWN_CONVOLUTION["GDN, conv"],
             "GDN + ACD": "--mixer gdn --no-short-conv --canon acd",
             "GDN + AbCD": FULL_LINEAR["GDN + AbCD"],
@@ -452,6 +457,7 @@ COMPARISONS = {
             **PAIRS,
             "RoPE, one more layer": "--n-layer 5",
             "RoPE, twice the steps": "",
+            **NO_CONVOLUTION,
             **OWN_CONVOLUTION,
             **FULL_LINEAR,
         },
