@@ -8,8 +8,8 @@ weight per channel and distance:
 It can sit at four points of a block; `canon="abcd"` is all four. With attention and a gated MLP, in
 a model of width d, Canon-A and Canon-C are d wide, Canon-B 3d, and Canon-D about 16d/3:
 
-    x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)
-    x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)
+    x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)       canon_a, canon_b
+    x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)       canon_c, canon_d
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
 6 norm and block, 7 model, 8 what a configuration may hold. Part II puts linear recurrences in
@@ -35,33 +35,39 @@ from kernels import causal_conv
 
 @dataclass
 class Config:
-    """Everything that defines a model. Raises Refused for a value that is not allowed."""
+    """Everything that defines a model. Raises Refused for a value that is not allowed.
+
+    The default size is GPT-2's. A run takes its size from its preset (train.py, PRESETS).
+    """
 
     vocab_size: int
-    block_size: int  # the longest sequence, in tokens
+    block_size: int  # context length: the longest sequence, in tokens
     n_layer: int = 12
     n_head: int = 12  # attention heads; linear mixers have the paper's own numbers of heads
-    d_model: int = 768
+    d_model: int = 768  # width
     mixer: str = "attention"  # an entry of MIXERS, or a pattern over the layers: "gdn,attention"
-    mlp: str = "swiglu"  # an entry of MLPS; "none": blocks without an MLP
-    pos: str = "rope"  # an entry of POSITIONS
+    mlp: str = "swiglu"  # activation and gate: an entry of MLPS; "none": blocks without an MLP
+    pos: str = "rope"  # positional encoding: an entry of POSITIONS
     canon: str = ""  # the points that have a Canon layer, such as "abcd"
     canon_type: str = "conv"  # an entry of CANONS
     canon_kernel: int = 4  # how many tokens a Canon layer mixes
-    canon_residual: bool = True  # a Canon layer adds its input
+    canon_residual: bool = True  # h + convolution(h); if False, the convolution alone
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    # A linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, off with Canon-B.
+    # Part II only: a linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, off
+    # with Canon-B.
     short_conv: bool | None = None
-    tie_embeddings: bool = False  # one matrix for embedding and head
+    tie_embeddings: bool = False  # weight tying: one matrix for embedding and head
 
     def __post_init__(self):
         check_config(self)  # section 8
+        # What follows from other fields:
         self.canon = "".join(sorted(self.canon.lower()))
         if not self.has_attention:
             self.pos = "nope"  # without a mixer that attends, there are no positions
         if self.short_conv is None:
             self.short_conv = usual_short_conv(self)
+        # What each mixer demands:
         for name in self.mixer_names:
             MIXERS[name].check(self)
 
@@ -97,8 +103,8 @@ def canon_by_hand(x, weight):
     weight  (kernel, width); weight[i] is for the token i steps back
     returns (B, T, width)
 
-    The models call `causal_conv`, which computes the same faster (kernels.py); a test compares the
-    two.
+    This is to be read: no model calls it. `Canon` below calls `causal_conv`, which computes the
+    same faster (kernels.py); a test compares the two.
     """
     # exercise 1
     y = x
@@ -124,7 +130,7 @@ class Canon(nn.Module):
     """The Canon layer, or a variant of the paper's: no residual, with SiLU.
 
     The weights are drawn as Conv1d draws them: with kernel 4, from uniform(-1/2, 1/2), of variance
-    1/12. So at the start the layer adds sqrt(4/12) = 0.58 times the size of its input, if tokens
+    1/12. So before training the layer adds sqrt(4/12) = 0.58 times the size of its input, if tokens
     are independent. Linear layers are drawn from normal(0, 0.02). With such weights, a Canon layer
     would add sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
 
@@ -151,12 +157,15 @@ class Canon(nn.Module):
 
 
 def tail_of_stream(layer, x, n, state):
-    """Returns the n >= 1 inputs before x (B, T, width), as (B, n, width): zeros where the stream
-    begins. Then, for the next piece, it keeps the last n inputs, those of x among them, in
-    state[layer].
+    """Returns the n inputs that came before x, and keeps the last n up to the end of x in
+    state[layer], for the next piece.
 
-    Without a stream it returns None. `causal_conv` takes None for zeros; a layer of your own must
-    do the same. What it keeps is a copy: a view would keep all of x in memory.
+    x        (B, T, width)
+    n        how many, at least 1
+    returns  (B, n, width), zeros where the stream begins. Without a stream None: `causal_conv`
+             takes it for zeros, and a layer of your own must do the same
+
+    What it keeps is a copy: a view would keep all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -247,7 +256,7 @@ class NoPositions(Positions):
 class Rotary(Positions):
     """For "rope": turns all dims of a head (Su et al. 2021)."""
 
-    head_multiple = 2
+    head_multiple = 2  # dims are turned in pairs
     divisor = 1  # the first 1/divisor of a head's dims are turned
     base = 10000.0  # a larger one turns more slowly, and so reaches farther
 
@@ -340,7 +349,7 @@ class Mixer(nn.Module):
     """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
 
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
-    sends its projections through self.canon, which is Canon-B: canon_at("b", their width, config).
+    sends its projections through self.canon_b, which is canon_at("b", their width, config).
     In a stream it keeps what it needs in state[self]. For a first trial, set `streams = False`:
     then it may ignore the state, and generating reads the whole text again for each token. The note
     above CANONS (section 2) says which weights CanonGPT redraws.
@@ -352,7 +361,9 @@ class Mixer(nn.Module):
         MIXERS["window32"] = Window32
     """
 
-    budget = 4  # its parameters, in D^2. A block has 12 D^2, and the MLP gets the rest (section 5)
+    # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. A block
+    # has 12 D^2, and the MLP gets the rest.
+    budget = 4
     attends = False  # whether pos and n_head mean something to it; for learned positions, set True
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
@@ -386,7 +397,7 @@ class Attention(Mixer):
         D = config.d_model
         self.n_head = config.n_head
         self.qkv = nn.Linear(D, 3 * D, bias=False)
-        self.canon = canon_at("b", 3 * D, config)  # Canon-B
+        self.canon_b = canon_at("b", 3 * D, config)
         self.out = nn.Linear(D, D, bias=False)
         self.positions = POSITIONS[config.pos](config)
 
@@ -394,14 +405,14 @@ class Attention(Mixer):
         """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
         # exercise 5
         B, T, D = x.shape
-        qkv = self.canon(self.qkv(x), state)  # (B, T, 3D)
+        qkv = self.canon_b(self.qkv(x), state)  # (B, T, 3D)
         q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
 
         start = 0  # how many tokens came before x
         if state is not None and self in state:
-            past_k, past_v = state[self]
+            past_k, past_v = state[self]  # the KV cache
             start = past_k.shape[1]
-        q = self.positions.turn(q, start)
+        q = self.positions.turn(q, start)  # rotary, if pos is "rope"
         k = self.positions.turn(k, start)
         if start > 0:
             k = torch.cat([past_k, k], dim=1)  # (B, S, H, K)
@@ -411,15 +422,16 @@ class Attention(Mixer):
 
         scores_mask = self.mask(T, start + T, q)
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        # Either this mask or is_causal hides the future.
+        # softmax(q k^T / sqrt(K) + mask) v. If there is no mask, PyTorch's own causal mask hides
+        # the future.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
         )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
     def mask(self, T, S, like):
-        """Added to the attention scores, (T, S) or (H, T, S): the T queries are the last of the S
-        tokens, and -inf hides a token. It has the dtype and device of `like`.
+        """The causal mask, added to the attention scores, (T, S) or (H, T, S): the T queries are
+        the last of the S tokens, and -inf hides a token. It has the dtype and device of `like`.
 
         Returns None if a head sees all earlier tokens alike and no tokens came before: then
         PyTorch's own causal mask does the same, faster.
@@ -431,10 +443,10 @@ class Attention(Mixer):
         if bias is None:
             bias = torch.zeros(T, S, device=like.device)
         back = distances(T, S, like.device)
-        hidden = back < 0
+        masked = back < 0  # later tokens
         if self.window is not None:
-            hidden = hidden | (back >= self.window)
-        return bias.masked_fill(hidden, -math.inf).to(like.dtype)
+            masked = masked | (back >= self.window)
+        return bias.masked_fill(masked, -math.inf).to(like.dtype)
 
 
 MIXERS = {"attention": Attention}  # Part II adds three
@@ -459,26 +471,28 @@ MLPS = {  # the activation, and whether the MLP is gated
 
 
 class MLP(nn.Module):
-    """Gated, down(act(gate) * up), or standard, down(act(up)), with Canon-D before the activation.
+    """The feed-forward part of a block: gated, down(act(gate) * up), or standard, down(act(up)),
+    with Canon-D before the activation.
 
-    budget  its parameters, in D^2. With attention it is 8: the width is 8D/3 if gated, 4D if not
+    budget  its parameters, in D^2. With attention it is 8: the hidden width is 8D/3 if gated, 4D
+            if not
     """
 
     def __init__(self, config, budget):
         super().__init__()
         D = config.d_model
         self.act, self.gated = MLPS[config.mlp]
-        matrices = 3 if self.gated else 2  # gate, up and down, or up and down: D x width each
-        exact_width = budget * D / matrices
-        width = max(8, 8 * round(exact_width / 8))  # the nearest multiple of 8
-        up_width = 2 * width if self.gated else width  # gate and up together
-        self.up = nn.Linear(D, up_width, bias=False)
-        self.canon = canon_at("d", up_width, config)  # Canon-D
-        self.down = nn.Linear(width, D, bias=False)
+        matrices = 3 if self.gated else 2  # gate, up and down, or up and down: D x hidden each
+        exact_hidden = budget * D / matrices
+        hidden = max(8, 8 * round(exact_hidden / 8))  # the nearest multiple of 8
+        up_width = 2 * hidden if self.gated else hidden
+        self.up = nn.Linear(D, up_width, bias=False)  # if gated, gate and up side by side
+        self.canon_d = canon_at("d", up_width, config)
+        self.down = nn.Linear(hidden, D, bias=False)
 
     def forward(self, x, state=None):
         # exercise 6
-        h = self.canon(self.up(x), state)  # (B, T, up_width)
+        h = self.canon_d(self.up(x), state)  # (B, T, up_width)
         if not self.gated:
             return self.down(self.act(h))
         gate, up = h.chunk(2, dim=-1)
@@ -502,22 +516,22 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Mixer and MLP, each after a norm and inside a residual; Canon A and C follow the norms."""
+    """Mixer and MLP, each after a norm and inside a residual; Canon A and C follow the norms.
+
+    There is no dropout, as in the paper. It would go around what `forward` adds to x.
+    """
 
     def __init__(self, config, mixer_name):
         super().__init__()
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        if "b" in config.canon and not hasattr(self.mixer, "canon"):
-            config.refuse("canon", f"mixer {mixer_name} has no Canon-B")
+        if "b" in config.canon and not hasattr(self.mixer, "canon_b"):  # one of your own
+            config.refuse("canon", f"mixer {mixer_name} has no Canon-B, self.canon_b")
         self.mlp = None
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
             self.canon_c = canon_at("c", config.d_model, config)
-            if self.mixer.budget >= BLOCK_BUDGET:
-                reason = f"its budget leaves the MLP nothing of {BLOCK_BUDGET} D^2"
-                config.refuse("mixer", reason)
             self.mlp = MLP(config, BLOCK_BUDGET - self.mixer.budget)  # with Canon-D inside
 
     def forward(self, x, state=None):
@@ -572,7 +586,7 @@ class CanonGPT(nn.Module):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.init_weights()
         if config.tie_embeddings:
-            self.head.weight = self.embed.weight
+            self.head.weight = self.embed.weight  # weight tying
         # Whether a text may be read in pieces: not if a layer of your own says `streams = False`.
         self.streams = all(getattr(module, "streams", True) for module in self.modules())
 
@@ -623,6 +637,7 @@ class CanonGPT(nn.Module):
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
         if targets is None:
             return logits, None
+        # The mean cross-entropy of the targets that count.
         if loss_mask is None:
             loss_mask = torch.ones_like(targets, dtype=torch.bool)
         flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
@@ -675,13 +690,13 @@ class CanonGPT(nn.Module):
             if isinstance(module, tuple(CANONS.values())):
                 canon.update(module.parameters())
         return {
-            "total": count(self.parameters()),
-            "embeddings": count(embeddings),
-            "canon": count(canon),
+            "total": n_numbers(self.parameters()),
+            "embeddings": n_numbers(embeddings),
+            "canon": n_numbers(canon),
         }
 
 
-def count(parameters):
+def n_numbers(parameters):
     return sum(parameter.numel() for parameter in parameters)
 
 
@@ -709,6 +724,8 @@ def check_config(config):
     for name in config.mixer_names:
         if name not in MIXERS:
             config.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
+        if config.mlp != "none" and MIXERS[name].budget >= BLOCK_BUDGET:
+            config.refuse("mixer", f"its budget leaves the MLP nothing of {BLOCK_BUDGET} D^2")
     if len(config.mixer_names) > config.n_layer:
         config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
     # "rope" may just be the default; "nope" is what a saved configuration holds.
@@ -816,9 +833,13 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #
-#    with L like A, of k and k, but without the diagonal: (I + b L) U = b (V - K_in S), b now the
-#    diagonal matrix of all b_t. With R = (I + b L)^-1 b, which needs no S, that is U = U0 - W S for
-#    U0 = R V and W = R K_in (the "WY form").
+#    with L_ts = (d_{s+1} .. d_t k_t) . k_s for s < t, and 0 otherwise: that is A with k in place of
+#    q, without its diagonal. For all t at once, with b now the diagonal matrix of all b_t,
+#
+#         (I + b L) U = b (V - K_in S)
+#
+#    whose solution is U = U0 - W S, with R = (I + b L)^-1 b, U0 = R V and W = R K_in (the "WY
+#    form"). R, U0 and W need no S, so all chunks can compute them at once.
 #
 # 3. The outputs of the chunk are o = Q_in S + A U.
 #
@@ -830,8 +851,8 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 
 def decay_until_end(g):
     """Log decays (.., C, K) -> same: row s is g_{s+1} + .. + g_C."""
-    later = torch.cat([g[..., 1:, :], torch.zeros_like(g[..., :1, :])], -2)
-    return later.flip(-2).cumsum(-2).flip(-2)
+    later = torch.cat([g[..., 1:, :], torch.zeros_like(g[..., :1, :])], -2)  # row s is g_{s+1}
+    return later.flip(-2).cumsum(-2).flip(-2)  # sums from the end, as cumsum begins at the start
 
 
 def decay_between(g):
@@ -842,6 +863,7 @@ def decay_between(g):
     """
     precise = torch.float32 if g.device.type == "mps" else torch.float64
     sums = g.to(precise).cumsum(-1)
+    # [t, s] is (g_1 + .. + g_t) - (g_1 + .. + g_s)
     between = sums[..., :, None] - sums[..., None, :]
     future = torch.ones_like(between, dtype=torch.bool).triu(1)  # s > t
     return between.to(g.dtype).masked_fill(future, -math.inf)
@@ -870,13 +892,14 @@ def decayed_products(q, k, g):
     A = (q * k).sum(-1)[..., None, None]  # (.., C, 1, 1): C blocks of one step
     size = 1
     while size < C:
-        in_pairs = (-1, 2, size)  # the pairs, first or second block, steps of a block
+        # s is in block 0 of a pair and t in block 1. Both fade to where the two blocks meet.
+        in_pairs = (-1, 2, size)  # the pairs, block 0 or 1, steps of a block
         g0, g1 = g.unflatten(-2, in_pairs).unbind(-3)  # (.., pairs, size, K)
         k0, _ = k.unflatten(-2, in_pairs).unbind(-3)
         _, q1 = q.unflatten(-2, in_pairs).unbind(-3)
-        from_start = q1 * g1.cumsum(-2).exp()  # faded from where the two meet to t
-        until_end = k0 * decay_until_end(g0).exp()  # faded from s to where they meet
-        across = float32_product(from_start, until_end.mT)
+        q_faded = q1 * g1.cumsum(-2).exp()  # by the decays from there to t
+        k_faded = k0 * decay_until_end(g0).exp()  # by those after s, up to there
+        across = float32_product(q_faded, k_faded.mT)
         A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
         upper = torch.cat([A0, torch.zeros_like(A0)], -1)
         lower = torch.cat([across, A1], -1)
@@ -950,12 +973,13 @@ def chunked_linear_attention(
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
-        # L is like A, with k in place of q and zeros on its diagonal. bL has other numbers there,
-        # but the solver reads ones in their place, which makes it I + b L.
-        bL = b * decayed_products(k, k, g)
-        diagonal = torch.diag_embed(b[..., 0])
-        # R = (I + b L)^-1 b
-        R = torch.linalg.solve_triangular(bL, diagonal, upper=False, unitriangular=True)
+        # R = (I + b L)^-1 b. Of its first argument the solver reads only what is below the
+        # diagonal, b L, and takes ones on the diagonal.
+        bL_and_diagonal = b * decayed_products(k, k, g)
+        b_diagonal = torch.diag_embed(b[..., 0])
+        R = torch.linalg.solve_triangular(
+            bL_and_diagonal, b_diagonal, upper=False, unitriangular=True
+        )
         U0, W = R @ v, R @ (k * fade_in)
     if N == 1 and state is None and not return_state:
         return from_chunks(A @ U0, T, out_dtype), None  # the state before the chunk is zero
@@ -1028,7 +1052,7 @@ class LinearMixer(Mixer):
             config.refuse("d_model", f"mixer {config.mixer} needs a multiple of {multiple}")
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
-        """o (B, T, H, V); in a stream, the recurrence goes on from piece to piece."""
+        """o (B, T, H, V). Here state is the dict of a stream; it keeps the matrix S."""
         # Chunks of 32 are faster where K V is small, those of 64 where it is large
         # (benchmarks/README.md has the times).
         T, K = k.shape[1], k.shape[3]
@@ -1066,7 +1090,7 @@ class GLA(LinearMixer):
         super().__init__()
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)
-        self.canon = canon_at("b", 2 * D, config)
+        self.canon_b = canon_at("b", 2 * D, config)
         self.conv = ShortConv(2 * D, std=0.02) if config.short_conv else None
         self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))  # low rank
         self.gate = nn.Linear(D, D, bias=False)
@@ -1075,7 +1099,7 @@ class GLA(LinearMixer):
 
     def forward(self, x, state=None):
         D = x.shape[-1]
-        qkv = self.canon(self.qkv(x), state)
+        qkv = self.canon_b(self.qkv(x), state)
         if self.conv is not None:  # after Canon-B, if both are on (our choice)
             qkv = self.conv(qkv, state)
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
@@ -1100,8 +1124,9 @@ class Mamba2(LinearMixer):
         H, K = self.n_head, self.n_state
         width = 4 * D + 2 * K + H  # z, x, B, C, dt: gate, value, key, query, step
         self.into = nn.Linear(D, width, bias=False)
-        self.canon = canon_at("b", width, config)
+        self.canon_b = canon_at("b", width, config)
         self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.short_conv else None
+        # Decay is exp(-exp(A_log) dt): at first, the heads have rates of 1 to 16.
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
         self.dt_bias = initial_dt_bias(H)
         self.skip = nn.Parameter(torch.ones(H))  # its authors' "D": values also bypass the memory
@@ -1111,7 +1136,8 @@ class Mamba2(LinearMixer):
     def forward(self, x, state=None):
         D = x.shape[-1]
         H, K = self.n_head, self.n_state
-        z, xBC, dt = self.canon(self.into(x), state).split([2 * D, 2 * D + 2 * K, H], -1)
+        projected = self.canon_b(self.into(x), state)
+        z, xBC, dt = projected.split([2 * D, 2 * D + 2 * K, H], -1)
         if self.conv is not None:
             xBC = self.conv(xBC, state)
         value, key, query = xBC.split([2 * D, K, K], -1)
@@ -1119,7 +1145,8 @@ class Mamba2(LinearMixer):
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         log_decay = -self.A_log.exp() * dt
         written = dt[..., None] * value  # w_t v_t
-        o = self.recur(query[:, :, None], key[:, :, None], written, log_decay, state=state)
+        query, key = query[:, :, None], key[:, :, None]  # (B, T, 1, K): all heads share them
+        o = self.recur(query, key, written, log_decay, state=state)
         y = (o + self.skip[:, None] * value).flatten(-2)
         return self.out(self.norm(y * F.silu(z)).to(z.dtype))
 
@@ -1143,10 +1170,11 @@ class GatedDeltaNet(LinearMixer):
         D = config.d_model
         self.n_head = H = self.heads_at(D)
         self.qkv = nn.Linear(D, 3 * D, bias=False)
-        self.canon = canon_at("b", 3 * D, config)
+        self.canon_b = canon_at("b", 3 * D, config)
         self.conv = ShortConv(3 * D, std=0.02) if config.short_conv else None
         self.decay = nn.Linear(D, H, bias=False)  # gives dt, and dt the decay
         self.strength = nn.Linear(D, H, bias=False)
+        # Decay is exp(-exp(A_log) dt): at first, a head has a random rate of up to 16.
         self.A_log = nn.Parameter(torch.empty(H).uniform_(1e-6, 16).log())
         self.dt_bias = initial_dt_bias(H)
         self.gate = nn.Linear(D, 3 * D // 2, bias=False)
@@ -1155,12 +1183,12 @@ class GatedDeltaNet(LinearMixer):
 
     def forward(self, x, state=None):
         D, H = x.shape[-1], self.n_head
-        qkv = self.canon(self.qkv(x), state)
+        qkv = self.canon_b(self.qkv(x), state)
         # its authors apply SiLU to q, k and v, also where there is no convolution
         qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
         q, k, v = (heads(u, H) for u in qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1))
-        q = F.normalize(at_least_float32(q), dim=-1)  # unit length
-        k = F.normalize(at_least_float32(k), dim=-1)
+        q = F.normalize(at_least_float32(q), dim=-1)
+        k = F.normalize(at_least_float32(k), dim=-1)  # unit length: beta is the share removed
         dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
         beta = at_least_float32(self.strength(x)).sigmoid()
         log_decay = -self.A_log.exp() * dt

@@ -94,10 +94,11 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 
 def look_back(x, weight):
     """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # it makes one loop of the definition
         y = causal_conv_reference(x, weight, residual=False)
-        # The copy costs nothing: the compiler drops it. Without it the gradients would be 0 in
-        # PyTorch 2.11, which loses them if a Function's result comes from a `.to` without effect.
+        # `clone` is for PyTorch 2.11. While it traces this code, it loses the gradients of a
+        # Function whose result comes from a `.to` without effect, as that of the definition does.
+        # It costs nothing: the compiled loop makes no copy.
         return y.clone()
     # exercise 2: in place, without shifted copies
     T = x.shape[1]
@@ -109,7 +110,7 @@ def look_back(x, weight):
 
 def look_ahead(x, weight):
     """sum_i weight[i] * x_{t+i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # the same, in reversed time
         return causal_conv_reference(x.flip(1), weight, residual=False).flip(1)
     # exercise 2: in place, without shifted copies
     T = x.shape[1]
@@ -209,7 +210,7 @@ if triton is not None:
 
     @triton.jit
     def place(
-        segments,
+        segments_per_sequence,
         D: tl.constexpr,
         ROWS: tl.constexpr,
         COLS: tl.constexpr,
@@ -218,15 +219,16 @@ if triton is not None:
     ):
         """Which part of x a program works on, as index vectors along (lags, rows, columns).
 
-        A sequence has `segments` segments of STEPS tiles each, and a row has strips of COLS
-        channels. Neighbouring programs take neighbouring strips of the same rows, so that together
-        they read whole rows.
+        A sequence has segments of STEPS tiles each, and a row has strips of COLS channels.
+        Neighbouring programs take neighbouring strips of the same rows, so that together they read
+        whole rows.
         """
         strips = tl.cdiv(D, COLS)
         strip = tl.program_id(0) % strips
-        segment = tl.program_id(0) // strips  # counted through all sequences
-        sequence = (segment // segments).to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
-        first = (segment % segments) * (STEPS * ROWS)  # token of this sequence
+        segment = tl.program_id(0) // strips  # 0, 1, .. through all sequences
+        sequence = segment // segments_per_sequence
+        sequence = sequence.to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
+        first = (segment % segments_per_sequence) * (STEPS * ROWS)  # its first token
         lag = tl.arange(0, LAGS)[:, None, None]  # (LAGS, 1, 1)
         t = first + tl.arange(0, ROWS)[None, :, None]  # (1, ROWS, 1)
         column = strip * COLS + tl.arange(0, COLS)[None, None, :]  # (1, 1, COLS)
@@ -249,7 +251,7 @@ if triton is not None:
         w_ptr,  # (KERNEL, D), contiguous
         y_ptr,  # (B, T, D), contiguous
         T,
-        segments,  # in a sequence
+        segments_per_sequence,
         batch_stride,  # from a sequence of x to the next
         row_stride,  # from a token of x to the next
         D: tl.constexpr,
@@ -262,7 +264,7 @@ if triton is not None:
     ):
         """Write y."""
         # exercise 12
-        segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
+        segment, sequence, lag, t, column = place(segments_per_sequence, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         x_ptr += sequence * batch_stride + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
@@ -283,7 +285,7 @@ if triton is not None:
         dx_ptr,  # (B, T, D), contiguous
         dw_ptr,  # (segments of all sequences, KERNEL, D), contiguous: the lines of dw
         T,
-        segments,
+        segments_per_sequence,
         batch_stride,
         row_stride,
         D: tl.constexpr,
@@ -296,7 +298,7 @@ if triton is not None:
     ):
         """Write dx, and a line of dw for each segment."""
         # exercise 13
-        segment, sequence, lag, t, column = place(segments, D, ROWS, COLS, STEPS, LAGS)
+        segment, sequence, lag, t, column = place(segments_per_sequence, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         dw = tl.zeros((LAGS, ROWS, COLS), tl.float32)
         x_ptr += sequence * batch_stride + column
@@ -326,7 +328,7 @@ class Launch(NamedTuple):
     """How the programs of a Triton kernel share the work on x (B, T, D)."""
 
     programs: tuple[int]  # how many run, in the form that Triton expects
-    lines: int  # segments in all sequences together; each writes one line of dw
+    lines: int  # of dw: one for each segment of each sequence
     sizes: dict  # the kernel's arguments that may change from call to call
     settings: dict  # the arguments that the kernel is compiled for
 
@@ -343,12 +345,17 @@ def launch_for(x, weight, rows, steps):
         rows //= 2  # a block of all lags must fit in registers
     cols = min(256, max(32, triton.next_power_of_2(D)))
     steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))  # fewer for a short sequence
-    segments = triton.cdiv(T, rows * steps)
-    strips = triton.cdiv(D, cols)
+    segments_per_sequence = triton.cdiv(T, rows * steps)
+    strips = triton.cdiv(D, cols)  # side by side they cover a row
     return Launch(
-        programs=(B * segments * strips,),
-        lines=B * segments,
-        sizes=dict(T=T, segments=segments, batch_stride=x.stride(0), row_stride=x.stride(1)),
+        programs=(B * segments_per_sequence * strips,),
+        lines=B * segments_per_sequence,
+        sizes=dict(
+            T=T,
+            segments_per_sequence=segments_per_sequence,
+            batch_stride=x.stride(0),
+            row_stride=x.stride(1),
+        ),
         settings=dict(
             D=D, KERNEL=len(weight), ROWS=rows, COLS=cols, STEPS=steps, LAGS=lags, num_warps=1
         ),
@@ -412,8 +419,9 @@ class TritonConvolution(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, weight, ctx.residual = inputs
+        x, weight, residual = inputs
         ctx.save_for_backward(x, weight)
+        ctx.residual = residual
 
     @staticmethod
     def backward(ctx, dy):

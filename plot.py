@@ -312,12 +312,13 @@ def curves(groups, scores=None, title=None, below=None, headings=None):
         ends.append(draw_curves(axis, groups, score))
         axis.set_title(heading(score, headings))
 
-    # Lines are named once a row, at the right of its last panel, or of the last that has the line.
+    # A line is named once a row of panels: at the right of the last panel that has it. So go from
+    # right to left.
     figure.draw_without_rendering()  # this places the axes, whose heights `name_ends` needs
-    named = set()
+    named = set()  # the lines that have their name in this row
     for axis, ends_here in reversed(list(zip(axes, ends))):
         if axis.get_subplotspec().is_last_col():
-            named = set()
+            named = set()  # a row begins
         name_ends(axis, [end for end in ends_here if end.text not in named])
         named.update(end.text for end in ends_here)
     return figure
@@ -440,6 +441,7 @@ def bars(groups, scores=None, title=None, below=None, headings=None):
 
 
 def draw_bars(axis, groups, score, title):
+    """One panel: a bar a model, which is its runs' median, and a dot a run."""
     unit, look_of = unit_of(groups, score), looks(groups)
     for row, (name, runs) in enumerate(groups.items()):
         values = last_scores(runs, score)
@@ -502,8 +504,8 @@ def centred_lines(count, most):
     lines = math.ceil(count / most)
     x, y = [], []
     for line in range(lines):
-        length = count // lines  # the first lines take what is left over
-        if line < count % lines:
+        length = count // lines
+        if line < count % lines:  # the first lines take what is left over
             length += 1
         for dot in range(length):
             x.append(dot - (length - 1) / 2)
@@ -530,8 +532,8 @@ def draw_empty_table(axis, rows, columns):
 
 
 def write_beside(axis, texts):
-    """Write {heading: text} into empty axes, from the top down, on a ground of their own."""
-    axis.axis("off")
+    """Write {heading: text} into empty axes, from the top down, on light grey."""
+    axis.axis("off")  # this removes their background, too
     axis.add_patch(plt.Rectangle((0, 0), 1, 1, transform=axis.transAxes, color="#f4f4f4"))
     y = -8  # points below the top
     for head, text in texts.items():
@@ -562,7 +564,7 @@ def make_grid(count, most, height, title, below, width_ratios=None):
         n_rows,
         n_columns,
         squeeze=False,
-        layout="constrained",
+        layout="constrained",  # makes room for titles and for names beside the axes
         figsize=(9, 1.1 + height * n_rows),
         width_ratios=width_ratios,
     )
@@ -673,7 +675,8 @@ class AttentionWatcher(TorchFunctionMode):
     """While it is active, `maps` gets the weights of each attention that is computed, (H, T, T).
 
     The fused function keeps its weights to itself. But its output is the weights times the values:
-    called once more with the identity matrix as values, it returns the weights.
+    called once more with the identity matrix as values, it returns the weights. (PyTorch passes
+    each call of its functions inside the `with` to __torch_function__.)
     """
 
     def __init__(self):
@@ -712,9 +715,9 @@ def canon_weights(model):
     """{"1A": mean |w_i| over the channels, (kernel,), ..} for each Canon layer."""
     found = {}
     for layer, block in enumerate(model.blocks, 1):
-        points = {"A": block.canon_a, "B": getattr(block.mixer, "canon", None)}
+        points = {"A": block.canon_a, "B": getattr(block.mixer, "canon_b", None)}
         if block.mlp is not None:
-            points.update({"C": block.canon_c, "D": block.mlp.canon})
+            points.update({"C": block.canon_c, "D": block.mlp.canon_d})
         for point, canon in points.items():
             weight = getattr(canon, "weight", None)  # a Canon layer of your own may have none
             if torch.is_tensor(weight) and weight.dim() == 2:
@@ -780,7 +783,7 @@ def rows_before_targets(document, most=12):
     """The positions that predict the last targets."""
     found = []
     for start, end in document.targets:
-        found += range(max(start, 1) - 1, end - 1)
+        found += range(max(start, 1) - 1, end - 1)  # t - 1 predicts t; nothing predicts 0
     return found[-most:]
 
 
@@ -863,7 +866,7 @@ def draw_insides(args):
     """A figure for each run that has attention. Returns whether there was any."""
     drawn = False
     for path in map(Path, args.runs):
-        if path.suffix in (*run_folders.NOT_RUNS, ".json"):
+        if path.suffix in (*run_folders.NO_RUN_SUFFIXES, ".json"):
             continue  # a packed run has no weights
         try:
             figure = inside(path, args.title)

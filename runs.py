@@ -4,7 +4,7 @@
         config.json     what it takes to repeat the run, and where it ran; written at the start
         metrics.jsonl   the log, in JSON: a line every 20 steps and at each evaluation; the last
                         line of a finished run has "final": true
-        ckpt.pt         weights, optimizer, step and log: what it takes to go on
+        ckpt.pt         the checkpoint: weights, optimizer, step and log, to go on from
 
 Reading order: 1 the recipe, which makes a run what it is; 2 a checkpoint, and what is checked
 before it is used; 3 Run, the folder while a run trains; 4 reading runs for figures and tables;
@@ -51,7 +51,7 @@ class Training:
     schedule: str = "cosine"  # after that: an entry of train.SCHEDULES
     optimizer: str = "adamw"  # an entry of train.OPTIMIZERS
     weight_decay: float = 0.03  # of matrices only
-    betas: tuple = (0.9, 0.98)
+    betas: tuple = (0.9, 0.98)  # of AdamW, and so is eps
     eps: float = 1e-6
     clip: float = 1.0  # the maximum gradient norm; 0: no clipping
 
@@ -92,7 +92,7 @@ class Recipe:
         return whole
 
 
-# The parts of a recipe that change the result. --resume must find them unchanged.
+# The parts of a recipe that change the result (a name does not). --resume must find them unchanged.
 RECIPE_PARTS = [field.name for field in dataclasses.fields(Recipe) if field.name != "preset"]
 
 
@@ -137,8 +137,19 @@ def check_contents(saved):
         json.loads(line)
 
 
+# What parts of a weight's name were in older checkpoints, and what they are today.
+OLDER_NAMES = {"mixer.canon.": "mixer.canon_b.", "mlp.canon.": "mlp.canon_d."}
+
+
+def todays_name(name):
+    for older, today in OLDER_NAMES.items():
+        name = name.replace(older, today)
+    return name
+
+
 def load_weights(model, weights):
     """Set the model's weights. ValueError if a name, a shape or a dtype differs, or one is NaN."""
+    weights = {todays_name(name): weight for name, weight in weights.items()}
     expected = model.state_dict()
     different = weights.keys() ^ expected.keys()
     if different:
@@ -254,7 +265,8 @@ class Run:
             self.read_back()
 
     def restore(self, stateful):
-        """Set these objects and the log back to the checkpoint. Returns its step and seconds."""
+        """For --resume: set these objects and the log back to the checkpoint. Returns its step and
+        seconds."""
         saved = read_checkpoint(self.folder)
         self.require_same_recipe(saved["recipe"])
         if self.writes and not config_is_sound(self.folder):
@@ -310,7 +322,7 @@ class Run:
     def write_config(self):
         text = json.dumps(self.about, indent=1) + "\n"
         with whole_file(self.folder / "config.json") as file:
-            file.write(text.encode())
+            file.write(text.encode())  # the file takes bytes, as torch.save needs it
 
     def require_unused(self):
         """RunError if the folder holds something. A run that has not logged anything may start
@@ -440,7 +452,8 @@ def read(folder):
         raise RunError(one_line(f"{folder} is not a run, or damaged: {error!r}")) from None
 
 
-# What figures and tables ask of a run's config.json: {field: its kind}
+# What figures and tables ask of a run's config.json: {field: its kind}. (A new field of Config need
+# not be here.)
 FIELDS = {"run": str, "preset": str, "dtype": str, "seed": int, "seconds": (int, float, type(None))}
 MODEL_FIELDS = {
     "n_layer": int,
@@ -489,7 +502,8 @@ def require_kinds(values, kinds):
             raise ValueError(f"{field} = {values[field]!r}")
 
 
-NOT_RUNS = (".png", ".md", ".txt", ".jsonl")  # figures and the like, which out/* means, too
+# Figures and the like are no runs, but the shell's out/* names them, too.
+NO_RUN_SUFFIXES = (".png", ".md", ".txt", ".jsonl")
 
 
 def read_all(paths):
@@ -497,7 +511,7 @@ def read_all(paths):
     each path that is damaged. Folders whose run has not begun are left out."""
     found, problems = [], []
     for path in map(Path, paths):
-        if path.suffix in NOT_RUNS:
+        if path.suffix in NO_RUN_SUFFIXES:
             continue
         try:
             if path.is_dir():

@@ -83,9 +83,10 @@ class Document:
 class Task:
     """The base class of all tasks. To add your own, subclass it and enter it in TASKS.
 
-    A task defines `documents`, which training and evaluation draw; `meaning`, one line about them;
-    `vocabulary`, what each token stands for (token 0 is padding); and, if it scores otherwise,
-    `evaluate` and `units`. The defaults of its constructor's arguments are its usual sizes.
+    A task defines `documents`, which training and evaluation draw (those of Capo and Text are only
+    shown: they override `batch` and `evaluate`); `meaning`, one line about them; `vocabulary`, what
+    each token stands for (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`.
+    The defaults of its constructor's arguments are its usual sizes.
     train.py has options for the arguments of our tasks, such as N; one of another name needs an
     option there. The constructor calls `check_fits` with the length of its longest document:
     training cuts off a longer one, and scoring it fails. make_task adds `name` and `settings`.
@@ -97,7 +98,7 @@ class Task:
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
     space = " "  # between tokens in print
-    found = {}  # parameters that the task finds out itself, such as a text's size
+    found_settings = {}  # what a task finds out itself, such as a text's size
     run_seed = 0  # the seed of the run that the task is for; Capo's people depend on it
 
     def __init__(self, block_size):
@@ -118,9 +119,9 @@ class Task:
         return self.documents(rng, count)
 
     def batch(self, seed, step, batch_size):
-        """The training windows that come after `step` steps. (With 0, those of train.py's step 1.)
+        """The training windows that come after `step` steps: with 0, those of train.py's step 1.
 
-        tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
+        Returns tokens (int64) and loss mask (bool), both (batch_size, block_size + 1).
 
         Each window starts with a new document and cuts its last one off. They depend on the
         arguments alone: every model, resumed run and loader worker sees the same.
@@ -129,12 +130,12 @@ class Task:
         width = self.block_size + 1
         packed = Document()  # the windows, one after the other
         drawn_documents, drawn_tokens = 0, 0
-        count = 2 * batch_size
+        count = 2 * batch_size  # a first try; from then on the mean length is known
         while len(packed.tokens) < batch_size * width:
             for document in self.training_documents(rng, count):
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
-                room = width - len(packed.tokens) % width  # in the last window
+                room = width - len(packed.tokens) % width  # in the window that is being filled
                 packed.extend(document, room)
                 if len(packed.tokens) == batch_size * width:
                     break
@@ -310,7 +311,7 @@ class NamesTask(Task):
 
 class Depo(NamesTask):
     meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
-    questions = 10  # in an instance, or n if it has fewer nodes
+    most_questions = 10  # in an instance; n if it has fewer nodes
 
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
@@ -318,9 +319,9 @@ class Depo(NamesTask):
         require_range("K", K, 1, min(N - 1, 256))  # up to 256, at most ten k are scored
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
-        edge = 2 * self.words.longest + (1 if separator else 0)
-        question = 2 * self.words.longest + 2
-        self.check_fits(1 + N * edge + min(N, self.questions) * question)
+        edge_length = 2 * self.words.longest + (1 if separator else 0)  # at most, in tokens
+        question_length = 2 * self.words.longest + 2
+        self.check_fits(1 + N * edge_length + min(N, self.most_questions) * question_length)
 
         queries = [f"<query_{k}>" for k in range(1, K + 1)]
         self.vocabulary = [""] + self.words.vocabulary + ["<bos>", "<ans>"] + queries
@@ -328,8 +329,8 @@ class Depo(NamesTask):
         self.ans = self.bos + 1  # <query_k> is token ans + k
         self.separator = ()
         if separator:
-            self.separator = (self.vocab_size,)
             self.vocabulary.append(",")
+            self.separator = (self.vocabulary.index(","),)
 
         self.scored = powers_of_two(K)  # the k that evaluate asks for
         if K > 3:
@@ -339,8 +340,8 @@ class Depo(NamesTask):
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
-        questions = sum(min(n, self.questions) for n in sizes)
-        hops = rng.integers(1, self.K + 1, questions).tolist()
+        n_questions = sum(min(n, self.most_questions) for n in sizes)
+        hops = rng.integers(1, self.K + 1, n_questions).tolist()
         for document, _ in self.instances(rng, sizes, hops):
             yield document
 
@@ -352,15 +353,16 @@ class Depo(NamesTask):
         """
         next_hops = iter(hops)
         drawn = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
-        for names, sources, nodes in drawn:
-            # names[x] is the word of node x, a tuple of tokens. Two random orders of 0..n-1: edges
-            # x -> x + 1 are written in that of sources, and nodes are asked about in that of nodes.
+        for names, sources, asked in drawn:
+            # names    the words of nodes 0..n-1, each a tuple of tokens
+            # sources  0..n-1 in random order: in which the edges x -> x + 1 are written
+            # asked    0..n-1 in another: in which nodes are asked about
             n = len(names)
             document, answers = Document([self.bos]), []
             # exercise 7: document and answers; next(next_hops) is the next question's k
             for x in sources:
                 document.give(names[x] + names[(x + 1) % n] + self.separator)
-            for q in nodes[: self.questions]:
+            for q in asked[: self.most_questions]:
                 k = next(next_hops)
                 document.give((self.ans + k, *names[q]))
                 start, end = document.ask((self.ans, *names[(q + k) % n]))
@@ -371,8 +373,8 @@ class Depo(NamesTask):
     def evaluate(self, model, seed, n):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
-        questions = n * min(self.N, self.questions)
-        hops = rng.permutation(np.resize(self.scored, questions)).tolist()
+        n_questions = n * min(self.N, self.most_questions)
+        hops = rng.permutation(np.resize(self.scored, n_questions)).tolist()  # each k as often
         sizes = [self.N for _ in range(n)]
         instances = list(self.instances(rng, sizes, hops))
         found = self.right_tokens(model, [document.tokens for document, _ in instances])
@@ -399,14 +401,16 @@ class Depo2(Depo):
 
 
 def draw_sizes(rng, count, N):
-    """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N)."""
+    """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N), as in the paper."""
+    # A uniform number between P(size < n) and P(size <= n) stands for n.
     return (3 + np.searchsorted(chances_up_to(N), rng.random(count), side="right")).tolist()
 
 
 @functools.lru_cache
 def chances_up_to(N):
     """P(a size is at most n) for n in 3..N."""
-    sums = np.cumsum(1 / (np.arange(3, N + 1) + N**0.5))
+    weights = 1 / (np.arange(3, N + 1) + N**0.5)  # P(n) is proportional to these
+    sums = weights.cumsum()
     return sums / sums[-1]  # the last one is 1
 
 
@@ -422,7 +426,7 @@ def shuffles(rng, sizes):
 
 def powers_of_two(most):
     """1, 2, 4 .. and most."""
-    powers = [2**i for i in range(most.bit_length())]
+    powers = [2**i for i in range(most.bit_length())]  # all up to `most`
     return powers if most in powers else [*powers, most]
 
 
@@ -442,11 +446,11 @@ class Words:
         many = sum(V**length for length in range(self.shortest, self.longest + 1))
         require(N <= many, "N", N, f"V = {V} and word_len = {word_len} make only {many} words")
         self.one_letter = [(letter,) for letter in range(1, V + 1)]
-        ends = [str(letter) for letter in range(1, V + 1)]
-        self.vocabulary = ends
+        last_letters = [str(letter) for letter in range(1, V + 1)]
+        self.vocabulary = last_letters
         if self.longest > 1:
-            go_on = [f"{letter}." for letter in ends]
-            self.vocabulary = go_on + ends
+            earlier_letters = [f"{letter}." for letter in last_letters]
+            self.vocabulary = earlier_letters + last_letters
 
     def draw(self, rng, sizes):
         """For each size n, n different words, tuples of tokens, of uniform lengths. Equals
@@ -492,6 +496,7 @@ class Words:
         lengths = rng.integers(self.shortest, self.longest + 1, count)
         letters = rng.integers(1, self.V + 1, (count, self.longest))
         letters[np.arange(count), lengths - 1] += self.V  # a word's last token shows the end
+        # Slices of one flat tuple: twice as fast as a tuple per row.
         letters = tuple(letters.ravel().tolist())
         starts = range(0, count * self.longest, self.longest)
         return [letters[start : start + length] for start, length in zip(starts, lengths.tolist())]
@@ -501,7 +506,8 @@ class Words:
         words, word = [], ()
         for token in tokens:
             word += (token,)
-            if token > self.V or self.longest == 1:
+            ends_word = token > self.V or self.longest == 1  # special tokens exceed V, too
+            if ends_word:
                 words.append(word)
                 word = ()
         if word:
@@ -660,20 +666,22 @@ def draw_graph(dice, n):
 def draw_order(dice, parents, q):
     """All that q depends on and q, parents first. Drawn backward from q: each time one of the nodes
     whose needed children are all placed."""
-    missing_children = [0] * len(parents)
-    needed = [q]  # grows in the loop, by all that q depends on
+    # First find all that q depends on, and count each one's children among them.
+    unplaced_children = [0] * len(parents)
+    needed = [q]  # grows in the loop
     for node in needed:
         for parent in parents[node]:
-            if missing_children[parent] == 0:
+            if unplaced_children[parent] == 0:
                 needed.append(parent)
-            missing_children[parent] += 1
+            unplaced_children[parent] += 1
+    # Then place them. A node is ready when all these children are placed.
     order, ready = [], [q]
     while ready:
         node = ready.pop(dice.randrange(len(ready)))
         order.append(node)
         for parent in parents[node]:
-            missing_children[parent] -= 1
-            if missing_children[parent] == 0:
+            unplaced_children[parent] -= 1
+            if unplaced_children[parent] == 0:
                 ready.append(parent)
     return order[::-1]
 
@@ -919,8 +927,8 @@ class Grammar:
         for token in (1, 2, 3):
             here = scale * (tokens == token).to(dtype)
             inside[token] = torch.diag_embed(here, 1)
-        for symbol in list(self.rules)[:-1]:
-            total = 0
+        for symbol in list(self.rules)[:-1]:  # lowest level first; the root's is not needed
+            total = 0  # over the rules: (B, T + 1, T + 1)
             for rule in self.rules[symbol]:
                 product, width = inside[rule[0]], self.longest[rule[0]]
                 for part in rule[1:]:
@@ -930,15 +938,16 @@ class Grammar:
             inside[symbol] = total / len(self.rules[symbol])
         zeros = tokens.new_zeros(B, 1, T + 1, dtype=dtype)
         starts, end = defaultdict(lambda: zeros), zeros
-        starts[self.root] = F.one_hot(tokens.new_zeros(B, 1), T + 1).to(dtype)
-        for symbol in reversed(self.rules):
+        starts[self.root] = zeros.clone()
+        starts[self.root][:, :, 0] = 1
+        for symbol in reversed(self.rules):  # from the root down
             for rule in self.rules[symbol]:
-                row = starts[symbol] / len(self.rules[symbol])
+                begins = starts[symbol] / len(self.rules[symbol])  # the rule's first part
                 for part in rule:
-                    starts[part] = starts[part] + row
-                    row = row @ inside[part]
+                    starts[part] = starts[part] + begins
+                    begins = begins @ inside[part]  # the next part, where this one ends
                 if symbol == self.root:
-                    end = end + row
+                    end = end + begins
         # end of exercise
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
 
@@ -948,10 +957,11 @@ def band_product(left, right, left_width, right_width, rows=64):
     likewise: some rows at a time, without the zeros."""
     T = left.shape[1]
     product = torch.zeros_like(left)
-    for i in range(0, T, rows):
-        k = min(i + rows + left_width, T)
-        j = min(k + right_width, T)
-        product[:, i : i + rows, i:j] = left[:, i : i + rows, i:k] @ right[:, i:k, i:j]
+    for first in range(0, T, rows):
+        some = slice(first, first + rows)
+        middle = slice(first, min(first + rows + left_width, T))  # where these rows of left end
+        reached = slice(first, min(middle.stop + right_width, T))  # and those of the product
+        product[:, some, reached] = left[:, some, middle] @ right[:, middle, reached]
     return product
 
 
@@ -964,7 +974,8 @@ class Lano(Task):
         require(cfg in GRAMMARS, "cfg", cfg, f"allowed: {', '.join(GRAMMARS)}")
         self.grammar = Grammar(GRAMMARS[cfg], root)
         usual_length = self.grammar.mean[self.grammar.root]
-        self.check_fits(1 + math.ceil(2 * usual_length))  # nearly all sentences do
+        # <bos> and a sentence of twice the mean length: nearly all are shorter.
+        self.check_fits(1 + math.ceil(2 * usual_length))
         self.vocabulary = ["", "1", "2", "3", "<bos>"]
         self.bos = self.stop = 4
 
@@ -988,14 +999,16 @@ class Lano(Task):
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, n_places = 0.0, 0
-        for rows in sentences[:, : self.block_size - 1].split(ROWS):
+        for rows in sentences[:, : self.block_size - 1].split(ROWS):  # <bos> goes before them
             rows = rows.to(device_of(model))
             chart = self.charts(rows)  # (rows, T + 1, 4), zero behind the end
             is_place = chart.sum(-1) > 0
             exact = chart[is_place] / chart[is_place].sum(-1, keepdim=True)
             logits = model(F.pad(rows, (1, 0), value=self.bos))[0][is_place]
-            log_model = logits.to(exact.dtype).log_softmax(-1)[:, [self.bos, 1, 2, 3]]
-            nats += float((torch.xlogy(exact, exact) - exact * log_model).sum())
+            chart_order = [self.bos, 1, 2, 3]  # <bos> ends a sentence
+            log_model = logits.to(exact.dtype).log_softmax(-1)[:, chart_order]
+            exact_log_exact = torch.xlogy(exact, exact)  # 0 where exact is 0
+            nats += float((exact_log_exact - exact * log_model).sum())
             n_places += len(exact)
         return {"sentences": parsed / n, "KL": nats / n_places}
 
@@ -1088,7 +1101,7 @@ class Capo(Task):
         # three words in each wording of each sentence, no two the same
         rng = np.random.default_rng(0)
         numbers = rng.choice(FILLERS**3, (SENTENCES, WORDINGS), replace=False)
-        three_words = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))
+        three_words = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))  # digits, base 50
         self.wordings = self.first_word + np.stack(three_words, axis=-1)
         self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
@@ -1148,7 +1161,7 @@ class Capo(Task):
         for rows in lives.to(device_of(model)).split(ROWS):
             logits = model(rows[:, :-1])[0].float()
             costs.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
-        nats = torch.cat(costs).mean(0).cpu().numpy()  # of tokens 1, 2 ..
+        nats = torch.cat(costs).mean(0).cpu().numpy()  # nats[i] is what token i + 1 costs
         first_mentions = [BIOGRAPHY.index(kind) - 1 for kind in COLUMNS]
         name_nats, fact_nats = np.split(nats[first_mentions], [len(NAMES)])
         names = max(0.0, 1 - float(name_nats.sum()) / math.log(POSSIBLE_NAMES))
@@ -1211,7 +1224,7 @@ class Text(Task):
         self.text = text
         data = read_text(text)
         self.size, self.sha256 = len(data), hashlib.sha256(data).hexdigest()
-        self.found = {"size": self.size, "sha256": self.sha256}
+        self.found_settings = {"size": self.size, "sha256": self.sha256}
         least = 2 * self.held_out_every * self.block
         require(self.size >= least, "text", text, f"at least {least:,} bytes; it has {self.size:,}")
         reason = f"the text of the run was another; {text} has {self.size:,} bytes, {self.sha256}"
@@ -1246,11 +1259,12 @@ class Text(Task):
         From window to window of a block, the bytes that are scored follow without a gap.
         """
         width = self.block_size + 1
-        step = width - self.context
+        step = width - self.context  # so many bytes of a window are scored: all but the first 64
         starts = []
         for block in range(self.held_out_every - 1, self.size // self.block, self.held_out_every):
             first = block * self.block
-            starts += range(first, first + self.block - width + 1, step)
+            last = first + self.block - width
+            starts += range(first, last + 1, step)
         count = len(starts) if n is None else min(n, len(starts))
         chosen = np.linspace(0, len(starts) - 1, count).astype(int)
         return np.stack([self.tokens[starts[i] : starts[i] + width] for i in chosen])
@@ -1342,7 +1356,7 @@ def make_task(name, run_seed=0, **parameters):
     arguments.apply_defaults()
     task = TASKS[name](**arguments.arguments)
     task.name, task.run_seed = name, run_seed
-    task.settings = {"name": name, **arguments.arguments, **task.found}
+    task.settings = {"name": name, **arguments.arguments, **task.found_settings}
     return task
 
 

@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
-from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, with_defaults
+from runs import RECIPE_PARTS, Recipe, Run, RunError, Training
 from sample import answered
 from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text, wrapped
 
@@ -54,7 +54,8 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
 # ---- 1. Data, optimizer, learning rate --------------------------------------
 #
 # A task draws documents and packs them into windows (tasks.py: `documents`, `Task.batch`).
-# `Batches` asks it for the windows of each step, and PyTorch's loader fetches them.
+# `Batches` asks it for the windows of each step, and PyTorch's loader fetches them. (What other
+# code calls get_batch is `Task.batch`.)
 
 
 @dataclass
@@ -95,8 +96,9 @@ def load_batches(task, recipe, options, steps_done):
 
 
 def weight_groups(model, training):
-    """The matrices of Linear and Embedding decay; norms, biases and Canon layers do not. How much:
-    Training.weight_decay in runs.py, or the preset's."""
+    """AdamW's parameter groups: weight_decay is for the matrices of Linear and Embedding; norms,
+    biases and Canon layers have none. How much: Training.weight_decay in runs.py, or the preset's.
+    """
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     learning = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -106,6 +108,7 @@ def weight_groups(model, training):
 
 
 def adamw(model, training, device):
+    """training: the fields of runs.Training, which has their defaults (a preset may differ)"""
     return torch.optim.AdamW(
         weight_groups(model, training),
         lr=training.lr,
@@ -167,15 +170,16 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
         target_mask = mask[:, 1:]
         # `loss` is a mean over the targets of this micro-batch. Scaled by its share of the batch's
-        # targets, the losses of all micro-batches add up to the mean over the batch. Processes of
-        # torchrun average their gradients, and the factor WORLD makes a sum of that average.
-        weight = WORLD * target_mask.sum() / target_count
-        # They exchange gradients once, after the last micro-batch.
+        # targets, the losses of all micro-batches add up to the mean over the batch. (Where all
+        # have as many targets, that is division by grad_accum.) DDP averages the gradients of the
+        # processes, and the factor WORLD makes a sum of that average.
+        scale = WORLD * target_mask.sum() / target_count
+        # DDP exchanges gradients once, after the last micro-batch.
         waits = WORLD > 1 and number < grad_accum
         with model.no_sync() if waits else contextlib.nullcontext():
             with autocast:
-                _, loss = model(inputs, targets, target_mask)
-                loss = loss * weight
+                _, loss = model(inputs, targets, loss_mask=target_mask)
+                loss = loss * scale
             loss.backward()
         batch_loss = batch_loss + loss.detach()
     max_norm = clip if clip > 0 else math.inf  # inf: the norm is only measured
@@ -186,7 +190,8 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
 
 
 def compiled_and_distributed(model, options):
-    """The same model, compiled if the options say so, and distributed under torchrun."""
+    """The same model, compiled if the options say so, and under torchrun in DDP, PyTorch's
+    DistributedDataParallel, which averages the gradients of all processes."""
     if options.compile:
         # Where nobody asked for --compile, a compiler that fails is ignored.
         torch._dynamo.config.suppress_errors = not options.must_compile
@@ -198,7 +203,8 @@ def compiled_and_distributed(model, options):
 
 @torch.no_grad()
 def evaluate(task, model, recipe, autocast, step):
-    """The model's scores, after a step. Each process of torchrun computes them."""
+    """The task's scores of the model, after a step: on newly drawn documents, or on text that is
+    held out (tasks.py, `evaluate` of each task). Each process of torchrun computes them."""
     model.eval()  # ours has no dropout; a layer of your own may have some
     with autocast:
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
@@ -209,19 +215,17 @@ def evaluate(task, model, recipe, autocast, step):
 
 # ---- 3. The training loop ---------------------------------------------------
 
-LOG_EVERY = 20  # steps
-
-# What you may want to add:
-# - A metric is one more entry of `line`: a Python number, not a tensor.
-# - Dropout and the like need nothing here.
-# - An average of the weights starts as `copy.deepcopy(model)`, and is one more entry of `stateful`.
-#   It needs no gradients: `average.requires_grad_(False)`. Update it after `train_step`, pass it to
-#   `evaluate` and `print_results`, and let `load_model` in runs.py read it in place of "model". Its
-#   decay is a field of `Training` in runs.py.
+LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
 
 
 def train(options, recipe, command, stop):
-    """One run, from its random seed to its last score."""
+    """One run, from its random seed to its last score.
+
+    options  where and how to run: Options, in section 7
+    recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
+    command  how the run was started, for config.json
+    stop     whether the user asked to stop: StopSignals, in section 4
+    """
     device, training = options.device, recipe.training
     torch.manual_seed(recipe.seed)
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
@@ -245,7 +249,7 @@ def train(options, recipe, command, stop):
 
     # The run's folder, and what a checkpoint in it restores.
     stateful = {"model": model, "optimizer": optimizer}
-    about = describe(options, recipe, task, model, command)
+    about = describe(options, recipe, task, model, command)  # what config.json will hold
     run, steps_done, seconds = open_run(options, about, stateful)
     announce(options, recipe, about)
 
@@ -279,13 +283,13 @@ def train(options, recipe, command, stop):
                 line.update(progress.lap(step))  # tokens so far, and tokens per second
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
-                progress.show({"loss": f"{mean_loss:.3f}"})
+                progress.show({"loss": f"{mean_loss:.3f}"})  # printed behind the bar
                 if score_now:
                     line["eval"] = evaluate(task, model, recipe, autocast, step)
                     progress.show(in_words(task, line["eval"]))
                 run.log(line)
 
-            # 5. Save a checkpoint, the log included.
+            # 5. Save a checkpoint, the log included: after each evaluation, and before stopping.
             if score_now or stop_now:
                 run.save(stateful, step, progress.seconds())
 
@@ -303,6 +307,15 @@ def train(options, recipe, command, stop):
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
     run.save(stateful, training.steps, progress.seconds())
     print_results(task, model, autocast, scores, costs, recipe.seed)
+
+
+# What you may want to add to this loop:
+# - A metric is one more entry of `line`: a Python number, not a tensor.
+# - Dropout and the like need nothing here; they go into `Block` in canon_gpt.py.
+# - An average of the weights starts as `copy.deepcopy(model)`, and is one more entry of `stateful`.
+#   It needs no gradients: `average.requires_grad_(False)`. Update it after `train_step`, pass it to
+#   `evaluate` and `print_results`, and let `load_model` in runs.py read it in place of "model". Its
+#   decay is a field of `Training` in runs.py.
 
 
 def open_run(options, about, stateful):
@@ -370,7 +383,7 @@ class Progress:
         }
 
     def show(self, texts):
-        """Show {name: text} behind the bar. A later text replaces an earlier one of its name."""
+        """Print {name: text} behind the bar. A later text replaces an earlier one of its name."""
         self.shown.update(texts)
         self.bar.set_postfix(self.shown, refresh=False)  # drawn when the bar moves next
 
@@ -380,7 +393,11 @@ HOW_TO_GO_ON = "repeat the command with --resume to continue"
 
 class Ended(Exception):
     """Ends the program with a line for the user. Its status is 0 if the run is finished already, 1
-    if it has diverged, 2 for bad input, and 128 + n after signal n, as is usual in shells."""
+    if it has diverged, 2 for bad input, and 128 + n after signal n, as is usual in shells.
+
+    (A value or a folder that does not fit raises ValueError, or Refused and RunError, which are
+    kinds of it. Their text becomes the line, and the status is 2.)
+    """
 
     def __init__(self, message, status):
         super().__init__(message)
@@ -486,7 +503,7 @@ def mention_unused_weights(model, autocast):
     with autocast:
         logits, _ = model(two_sequences(model))
     gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
-    for name, gradient in zip(learning, gradients):
+    for name, gradient in zip(learning.keys(), gradients):
         if gradient is None and RANK == 0:
             print(f"train.py: in a first try no layer used {name}", file=sys.stderr)
 
@@ -525,7 +542,7 @@ class StopSignals:
 
     @property
     def number(self):
-        return self.requested or signal.SIGTERM  # none here: another process was asked
+        return self.requested or signal.SIGTERM  # SIGTERM if only another process was asked
 
     @property
     def name(self):
@@ -605,7 +622,8 @@ def preset(model, task=None, **training):
     """One entry of PRESETS: fields of Config, parameters of the task, fields of Training.
 
     What is left out has the default of Config (canon_gpt.py), of Training (runs.py: 1,000 steps of
-    warm-up, weight decay 0.03, cosine) or of the task's constructor (tasks.py).
+    warm-up, weight decay 0.03, cosine) or of the task's constructor (tasks.py). `--help` prints
+    every preset in full.
     """
     return {"task": task or {}, "model": model, "training": training}
 
@@ -628,40 +646,44 @@ PRESETS = {
         "text": preset(L4D128, steps=1200, batch_size=16, lr=4e-3, warmup=100),
     },
     "small": {
-        "copy": preset(L1D16, dict(N=200, block_size=401), steps=3000, batch_size=32, lr=1e-2),
-        "depo0": preset(L6D384, dict(N=40, K=4, V=80, block_size=320),
+        "copy": preset(L1D16, task=dict(N=200, block_size=401), steps=3000, batch_size=32, lr=1e-2),
+        "depo0": preset(L6D384, task=dict(N=40, K=4, V=80, block_size=320),
                         steps=20_000, batch_size=128, lr=1e-3),
-        "depo1": preset(L6D384, dict(N=10, K=4, block_size=112),
+        "depo1": preset(L6D384, task=dict(N=10, K=4, block_size=112),
                         steps=40_000, batch_size=256, lr=1e-3),
-        "depo2": preset(L6D384, dict(N=25, K=4, block_size=512),
+        "depo2": preset(L6D384, task=dict(N=25, K=4, block_size=512),
                         steps=20_000, batch_size=128, lr=1e-3),
-        "brevo1": preset(L6D384, dict(N=40, block_size=384), steps=20_000, batch_size=128, lr=1e-3),
-        "brevo2": preset(L6D384, dict(N=20, block_size=647), steps=20_000, batch_size=128, lr=1e-3),
-        "mano": preset(L6D384, dict(L=8, block_size=256),
+        "brevo1": preset(L6D384, task=dict(N=40, block_size=384),
+                         steps=20_000, batch_size=128, lr=1e-3),
+        "brevo2": preset(L6D384, task=dict(N=20, block_size=647),
+                         steps=20_000, batch_size=128, lr=1e-3),
+        "mano": preset(L6D384, task=dict(L=8, block_size=256),
                        steps=20_000, batch_size=128, lr=5e-4, weight_decay=0.1),
-        "lano": preset(L6D384, dict(root=None, block_size=512),
+        "lano": preset(L6D384, task=dict(root=None, block_size=512),
                        steps=20_000, batch_size=96, lr=1e-3, weight_decay=0.1),
-        "capo": preset(L4D256_TIED, dict(N=50_000, block_size=512),
+        "capo": preset(L4D256_TIED, task=dict(N=50_000, block_size=512),
                        steps=None, batch_size=48, lr=2e-3, weight_decay=0.01),
-        "text": preset(L8D512, dict(block_size=1024), steps=10_000, batch_size=32, lr=2e-3),
+        "text": preset(L8D512, task=dict(block_size=1024), steps=10_000, batch_size=32, lr=2e-3),
     },
     "paper": {
-        "copy": preset(L1D16, dict(N=500, block_size=1024), steps=50_000, batch_size=32, lr=5e-3),
-        "depo0": preset(L12D768, dict(N=225, K=8, V=450, block_size=2048),
+        "copy": preset(L1D16, task=dict(N=500, block_size=1024),
+                       steps=50_000, batch_size=32, lr=5e-3),
+        "depo0": preset(L12D768, task=dict(N=225, K=8, V=450, block_size=2048),
                         steps=87_500, batch_size=128, lr=1e-3),
-        "depo1": preset(L12D768, dict(N=225, K=8, block_size=2048),
+        "depo1": preset(L12D768, task=dict(N=225, K=8, block_size=2048),
                         steps=87_500, batch_size=128, lr=1e-3),
-        "depo2": preset(L12D768, dict(N=75, K=16, block_size=2048),
+        "depo2": preset(L12D768, task=dict(N=75, K=16, block_size=2048),
                         steps=100_000, batch_size=128, lr=1e-3),
-        "brevo1": preset(L12D768, dict(N=70, block_size=1024),
+        "brevo1": preset(L12D768, task=dict(N=70, block_size=1024),
                          steps=100_000, batch_size=256, lr=1e-3),
-        "brevo2": preset(L12D768, dict(N=30, block_size=1536),
+        "brevo2": preset(L12D768, task=dict(N=30, block_size=1536),
                          steps=200_000, batch_size=192, lr=1e-3),
-        "mano": preset(L12D768, dict(L=10, block_size=1024),
+        "mano": preset(L12D768, task=dict(L=10, block_size=1024),
                        steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1),
-        "lano": preset(L12D768, dict(root=None, block_size=512), steps=100_000, batch_size=96,
-                       lr=5e-4, warmup=0, weight_decay=0.1, schedule="linear"),
-        "capo": preset(L4D256_TIED, dict(N=50_000, block_size=512),
+        # The paper trains Lano without warm-up, and its rate falls linearly.
+        "lano": preset(L12D768, task=dict(root=None, block_size=512), steps=100_000,
+                       batch_size=96, lr=5e-4, warmup=0, weight_decay=0.1, schedule="linear"),
+        "capo": preset(L4D256_TIED, task=dict(N=50_000, block_size=512),
                        steps=None, batch_size=12, lr=1e-3, weight_decay=0.01),
     },
 }
@@ -754,6 +776,9 @@ def exit_with_line(message, status=2):
 
 
 def make_parser():
+    """A new option is one more line here, beside the field of Config or Training, or the parameter
+    of the task, that it sets. (One that sets none of these also goes into OTHER_FLAGS, and into
+    Options or Recipe.)"""
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. Options left out keep the preset's values.",
@@ -788,7 +813,8 @@ def make_parser():
     add("--d-model", type=int, help="width")
     add("--canon-type", help=", ".join(CANONS))
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
-    add("--canon-residual", action=on_off, help="a Canon layer adds its input (default: on)")
+    add("--canon-residual", action=on_off, help="Canon: h + convolution(h), not the convolution "
+        "alone (default: on)")  # fmt: skip
     add("--canon-silu", action=on_off, help="apply SiLU to what a Canon layer adds (default: off)")
     add("--canon-frozen", action=on_off, help="Canon layers keep their random initial weights")
     add("--short-conv", action=on_off, help="a linear mixer's own convolution (default: on with "
@@ -819,15 +845,13 @@ def make_parser():
     return parser
 
 
-# Which part of a run a flag sets. Fields of Config and of Training are found by their names, and
-# flags of the run itself are in RUN_FLAGS. All others are the task's: make_task refuses what its
-# task has no parameter for. So a flag of your own takes one line above, beside the field or the
-# parameter that it sets. (One of the run itself also takes its place in RUN_FLAGS and Options.)
+# Which flags set fields of Config, and which fields of Training: their names say it. All but these
+# and OTHER_FLAGS are the task's, and make_task refuses what its task has no parameter for.
 FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
 MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
 TRAINING_FLAGS = [f.name for f in dataclasses.fields(Training)]
-RUN_FLAGS = ["task", "preset", "config", "seed", "dtype", "eval_size"]
-RUN_FLAGS += ["device", "out", "resume", "compile", "workers", "eval_every", "grad_accum"]
+OTHER_FLAGS = ["task", "preset", "config", "seed", "dtype", "eval_size"]  # of the recipe
+OTHER_FLAGS += ["device", "out", "resume", "compile", "workers", "eval_every", "grad_accum"]
 
 
 def read_command_line(argv):
@@ -846,6 +870,7 @@ def read_command_line(argv):
 
 
 def choose_device(args):
+    """--device, or the first of cuda, mps and cpu that this machine has."""
     device = args.device or devices()[0]
     if device not in devices():
         raise ValueError(f"device = {device!r}: allowed: {', '.join(devices())}")
@@ -957,7 +982,7 @@ def parts_in_file(args):
 
 
 def task_flags(args):
-    others = MODEL_FLAGS + TRAINING_FLAGS + RUN_FLAGS
+    others = MODEL_FLAGS + TRAINING_FLAGS + OTHER_FLAGS
     return [field for field in vars(args) if field not in others]
 
 
@@ -1035,18 +1060,16 @@ def unlike_preset(recipe):
     """["lr=0.003", "canon-frozen"]: what differs from the preset, beside mixer, pos and canon."""
     parts = preset_parts(recipe.preset, recipe.task["name"])
     usual_task = make_task(**parts["task"]).settings
-    usual_model = with_defaults(Config, parts["model"])
-    # Two values follow from others: of the model its short_conv, and of Capo's training the steps.
+    # The preset's model and training for this run's task, as Capo's steps follow from the task.
+    usual = make_recipe(**{**parts, "task": recipe.task})
+    usual_model = dict(vars(usual.model))
+    for field in ("mixer", "pos", "canon"):
+        usual_model[field] = getattr(recipe.model, field)
+    # short_conv follows from mixer and canon: where it is None, Config chooses it.
     usual_model["short_conv"] = replace(recipe.model, short_conv=None).short_conv
-    usual = make_recipe(**{**parts, "task": recipe.task, "model": vars(recipe.model)})
 
-    always_named = ("mixer", "pos", "canon")
-    model_fields = {}
-    for field in usual_model:
-        if field not in always_named:
-            model_fields[field] = getattr(recipe.model, field)
     found = differences(without_which_text(recipe.task), without_which_text(usual_task))
-    found += differences(model_fields, usual_model)
+    found += differences(vars(recipe.model), usual_model)
     return found + differences(vars(recipe.training), vars(usual.training))
 
 

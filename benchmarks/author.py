@@ -389,7 +389,7 @@ NAMES = [  # "*" stands for q, k and v; what is in a block, and what is not
     ("canon_a",       "canonA",                   "canonA",            "canonA",            "canonA"),
     ("mixer.qkv",     "self_attn.*_proj",         "attn.*_proj",       "attn.*_proj",       None),
     ("mixer.into",    None,                       None,                None,                "mixer.in_proj"),
-    ("mixer.canon",   "self_attn.canonB",         "attn.canonB",       "attn.canonB",       "mixer.canonB"),
+    ("mixer.canon_b", "self_attn.canonB",         "attn.canonB",       "attn.canonB",       "mixer.canonB"),
     ("mixer.conv",    None,                       "attn.*_conv1d",     "attn.*_conv1d",     "mixer.conv1d"),
     ("mixer.decay",   None,                       None,                "attn.a_proj",       None),
     ("mixer.decay.0", None,                       "attn.gk_proj.0",    None,                None),
@@ -404,12 +404,12 @@ NAMES = [  # "*" stands for q, k and v; what is in a block, and what is not
     ("norm2",         "post_attention_layernorm", "mlp_norm",          "mlp_norm",          "pre_mlp_layernorm"),
     ("canon_c",       "canonC",                   "canonC",            "canonC",            "canonC"),
     ("mlp.up",        "mlp.gate_proj",            "mlp.gate_proj",     "mlp.gate_proj",     "mlp.both_proj"),
-    ("mlp.canon",     "mlp.canonD",               "mlp.canonD",        "mlp.canonD",        "mlp.canonD"),
+    ("mlp.canon_d",   "mlp.canonD",               "mlp.canonD",        "mlp.canonD",        "mlp.canonD"),
     ("mlp.down",      "mlp.down_proj",            "mlp.down_proj",     "mlp.down_proj",     "mlp.down_proj"),
 ]
 # fmt: on
 FAMILIES = ["attention", "gla", "gdn", "mamba2"]
-CONVOLUTIONS = "canon_a", "mixer.canon", "canon_c", "mlp.canon", "mixer.conv"
+CONVOLUTIONS = "canon_a", "mixer.canon_b", "canon_c", "mlp.canon_d", "mixer.conv"
 
 
 def to_his_names(config, ours):
@@ -468,7 +468,7 @@ def take_his_order(mixer):
     """In his GLA and GDN q, k, v go through the short convolution (without one, through SiLU), and
     then through Canon-B. In ours Canon-B is first, and GLA without the convolution has no SiLU."""
     first = Silu() if mixer.conv is None else mixer.conv
-    mixer.canon = InOrder(first, mixer.canon)
+    mixer.canon_b = InOrder(first, mixer.canon_b)
     mixer.conv = InOrder()  # does nothing
 
 

@@ -23,11 +23,11 @@ class Retention(LinearMixer):
         super().__init__()
         D = config.d_model
         self.qkv = torch.nn.Linear(D, 3 * D, bias=False)
-        self.canon = canon_at("b", 3 * D, config)
+        self.canon_b = canon_at("b", 3 * D, config)
         self.out = torch.nn.Linear(D, D, bias=False)
 
     def forward(self, x, state=None):  # (B, T, D) -> (B, T, D)
-        q, k, v = self.canon(self.qkv(x), state).chunk(3, dim=-1)
+        q, k, v = self.canon_b(self.qkv(x), state).chunk(3, dim=-1)
         q, k, v = (heads(u, self.n_head) for u in (q, k, v))
         decay = 1 - 2.0 ** -torch.arange(5.0, 5 + self.n_head, device=x.device)
         log_decay = decay.log().expand(q.shape[:3])  # (B, T, H)
