@@ -196,7 +196,8 @@ class NoCanon(nn.Module):
 # - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
 #   class, too, and train.py lets their weights decay. To keep a weight's own initial values and
 #   spare it decay, make it an nn.Parameter outside such layers.
-# - Your class may use canon_kernel, canon_residual and canon_silu, or ignore them.
+# - Your class may use canon_kernel, canon_residual and canon_silu. If it ignores one, it had better
+#   call config.refuse(field, reason) where that has another value than usual: config.json names it.
 CANONS = {"conv": Canon}
 
 
@@ -233,8 +234,11 @@ class Positions(nn.Module):
 
     @staticmethod
     def vectors(config):
-        """A module whose `weight`, (block_size, D), is added to the embeddings, as in GPT-2; such
-        as nn.Embedding(config.block_size, config.d_model). None: nothing is added."""
+        """A module whose `weight`, (block_size, D), is added to the embeddings; None: nothing is.
+
+        Learned ones, as in GPT-2: nn.Embedding(config.block_size, config.d_model). Fixed ones, such
+        as sinusoids: nn.Embedding.from_pretrained(sinusoids), which neither learn nor are redrawn.
+        """
         return None
 
     def turn(self, x, start):
@@ -363,8 +367,10 @@ class Mixer(nn.Module):
 
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. A block
     # has 12 D^2, and the MLP gets the rest.
-    budget = 4
-    attends = False  # whether pos and n_head mean something to it; for learned positions, set True
+    budget = 4  # nothing checks the number for a mixer of your own
+    # Whether pos and n_head mean something to it. For positions that are added to the embeddings,
+    # set True, and let `check` refuse those that it does not apply, such as rope.
+    attends = False
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False
     streams = True  # whether it can go on where the last piece of a text ended
@@ -598,17 +604,12 @@ class CanonGPT(nn.Module):
         MLP by sqrt(2 n_layer). The paper does not.)
         """
         for module in self.modules():
+            if module is self.position_vectors and not module.weight.requires_grad:
+                continue  # fixed positions, such as sinusoids
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
-
-    def embedded(self, tokens, start=0):
-        """The vectors of the tokens at positions start, start + 1, ..: (B, T, D)."""
-        x = self.embed(tokens)
-        if self.position_vectors is not None:
-            x = x + self.position_vectors.weight[start : start + tokens.shape[1]]
-        return x
 
     def forward(self, tokens, targets=None, loss_mask=None, state=None):
         """Next-token logits, and the loss if there are targets.
@@ -631,7 +632,9 @@ class CanonGPT(nn.Module):
         if state is not None:
             state[self] = length
 
-        x = self.embedded(tokens, start)  # (B, T, D)
+        x = self.embed(tokens)  # (B, T, D)
+        if self.position_vectors is not None:
+            x = x + self.position_vectors.weight[start:length]
         for block in self.blocks:
             x = block(x, state)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
@@ -730,7 +733,8 @@ def check_config(config):
         config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
     # "rope" may just be the default; "nope" is what a saved configuration holds.
     if not config.has_attention and config.pos not in ("rope", "nope"):
-        config.refuse("pos", f"mixer {config.mixer} has no attention, so it takes no positions")
+        reason = "does not attend (`attends` of its class), so it takes no positions"
+        config.refuse("pos", f"mixer {config.mixer} {reason}")
     has_short_conv = any(MIXERS[name].has_short_conv for name in config.mixer_names)
     if config.short_conv and not has_short_conv:
         config.refuse("short_conv", f"mixer {config.mixer} has none")
@@ -744,8 +748,9 @@ def usual_short_conv(config):
 
 
 def require_between(config, field, low, high):
+    """low and high: int, or float if the value may have fractions"""
     value = getattr(config, field)
-    if not isinstance(value, int) or not low <= value <= high:
+    if not isinstance(value, (int, type(low))) or not low <= value <= high:
         config.refuse(field, f"allowed: {low} to {high}")
 
 

@@ -672,7 +672,8 @@ def setting_texts(run):
 
 
 class AttentionWatcher(TorchFunctionMode):
-    """While it is active, `maps` gets the weights of each attention that is computed, (H, T, T).
+    """While it is active, `maps` gets the weights of each attention that is computed:
+    {(layer, head): (T, T)}.
 
     The fused function keeps its weights to itself. But its output is the weights times the values:
     called once more with the identity matrix as values, it returns the weights. (PyTorch passes
@@ -681,12 +682,18 @@ class AttentionWatcher(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.maps = []
+        self.layer = 0
+        self.maps = {}
+
+    def enter_block(self, *_):
+        self.layer += 1
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
-            self.maps.append(attention_weights(*args, **kwargs)[0])
+            first_sequence = attention_weights(*args, **kwargs)[0]
+            for head, weights in enumerate(first_sequence, 1):
+                self.maps[self.layer, head] = weights
         return function(*args, **kwargs)
 
 
@@ -700,15 +707,13 @@ def attention_weights(query, key, value, *args, **kwargs):
 @torch.no_grad()
 def attention_maps(model, tokens):
     """{(layer, head): (T, T)}, both counted from 1: how much row t attends to each token."""
-    found = {}
-    x = model.embedded(torch.tensor([tokens], device=device_of(model)))
-    for layer, block in enumerate(model.blocks, 1):
-        with AttentionWatcher() as watcher:
-            x = block(x)
-        for maps in watcher.maps:
-            for head, weights in enumerate(maps, 1):
-                found[layer, head] = weights
-    return found
+    watcher = AttentionWatcher()
+    hooks = [block.register_forward_pre_hook(watcher.enter_block) for block in model.blocks]
+    with watcher:
+        model(torch.tensor([tokens], device=device_of(model)))
+    for hook in hooks:
+        hook.remove()
+    return watcher.maps
 
 
 def canon_weights(model):

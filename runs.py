@@ -63,6 +63,9 @@ class Training:
         require_range("lr", self.lr, 1e-12, 1e6)
         require_range("warmup", self.warmup, 0, 10**8)
         require_range("weight_decay", self.weight_decay, 0, 10**6)
+        for beta in self.betas:
+            require_range("betas", beta, 0, 0.999999)
+        require_range("eps", self.eps, 0, 1)
         require_range("clip", self.clip, 0, 10**6)
 
 

@@ -2635,13 +2635,14 @@ def test_a_step_clips_gradients(share, monkeypatch):
         squares = [p.grad.square().sum() for p in model.parameters()]
         kept.append(torch.stack(squares).sum().sqrt().item())
 
-    settings = train.Training(steps=9, batch_size=6, lr=0.1)
-    optimizer = train.adamw(model, settings, "cpu")
+    optimizer = train.adamw(model, train.Training(steps=9, batch_size=6, lr=0.1), "cpu")
     monkeypatch.setattr(optimizer, "step", step)
     tokens, mask = torch.randint(0, 19, (6, 25)), torch.ones(6, 25, dtype=torch.bool)
     count = torch.tensor(2 * 24 / share)  # so that each of three parts has this share
     for clip, most in ((1.0, 1.0), (0.5, 0.5), (0, math.inf)):
-        _, norm = train.train_step(model, optimizer, (tokens, mask, count), 3, clip, nullcontext())
+        settings = train.Training(steps=9, batch_size=6, lr=0.1, clip=clip)
+        batch = tokens, mask, count
+        _, norm = train.train_step(model, optimizer, batch, settings, 3, nullcontext())
         assert (norm > 1) == (share > 1)
         assert kept.pop() == pytest.approx(min(most, norm.item()), rel=1e-3)
 
@@ -2869,6 +2870,11 @@ class AlwaysDropsOut(Canon):
         return torch.nn.functional.dropout(super().forward(x, state), 0.1)
 
 
+class DividesByZero(Canon):
+    def forward(self, x, state=None):
+        return super().forward(x, state) / (self.weight[0] * 0)
+
+
 class NeverUsed(Canon):
     def __init__(self, width, config):
         super().__init__(width, config)
@@ -2880,6 +2886,7 @@ FAULTS = {
     ForgetsItsStream: "does not keep in state[self]",
     MixesTheBatch: "a layer mixes the sequences of a batch",
     AlwaysDropsOut: "a layer is random",
+    DividesByZero: "the logits are not finite",
 }
 
 
@@ -2909,10 +2916,28 @@ def test_positions_may_be_added_to_the_embeddings(here):
     """Also in a stream, which train.py checks before it trains."""
     train.main(tiny("--pos learned --steps 3"))
     _, model = run_folders.load_model("run")
-    vectors = model.position_vectors.weight
-    tokens = torch.tensor([[3, 3]])
-    first, second = model.embedded(tokens, start=5)[0]
+    vectors = model.position_vectors.weight.detach()
+    assert vectors.std().item() == pytest.approx(0.02, rel=0.2)
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
+    model(torch.tensor([[3, 3]]), state={model: 5})
+    first, second = seen[0][0].detach()
     assert_close(second - first, vectors[6] - vectors[5])
+
+
+class FixedPositions(canon_gpt.Positions):
+    @staticmethod
+    def vectors(config):
+        table = torch.arange(config.block_size * config.d_model).float().sin()
+        return torch.nn.Embedding.from_pretrained(table.view(config.block_size, -1))
+
+
+@patch.dict(POSITIONS, fixed=FixedPositions)
+def test_fixed_positions_stay_as_they_are(here):
+    train.main(tiny("--pos fixed --steps 3"))
+    _, model = run_folders.load_model("run")
+    expected = FixedPositions.vectors(model.config).weight
+    assert torch.equal(model.position_vectors.weight, expected)
 
 
 class FewExamples(tasks.Copy):
@@ -3164,6 +3189,7 @@ def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
     model.no_sync = nullcontext  # DistributedDataParallel has it
     no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda set_to_none: None)
 
+    settings = train.Training(steps=9, batch_size=12, lr=0.1)
     batch = task.batch(5, 7, 12)
     tokens, mask = map(torch.from_numpy, batch)
     _, whole = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
@@ -3174,7 +3200,7 @@ def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
             monkeypatch.setattr(train, "RANK", rank)
             batch_of_rank = train.Batches(task, 5, 12)[7]
             part, _ = train.train_step(
-                model, no_optimizer, batch_of_rank, parts, 1.0, nullcontext()
+                model, no_optimizer, batch_of_rank, settings, parts, nullcontext()
             )
             mean += part.item() / world
             rows += batch_of_rank[0].tolist()
@@ -3219,6 +3245,8 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--batch-size 10000000", "batch_size = 10000000"),
     ("--warmup -1", "warmup = -1"),
     ("--weight-decay -0.1", "weight_decay = -0.1"),
+    ("--betas 0.9 1", "betas = 1.0"),
+    ("--eps -1", "eps = -1.0"),
     ("--seed -1", "seed = -1"),
     ("--seed 4294967296", "seed = 4294967296"),
     ("--workers -1", "workers = -1"),

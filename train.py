@@ -154,12 +154,10 @@ def learning_rate(step, peak, training):
 # ---- 2. One step, and one evaluation ----------------------------------------
 
 
-def train_step(model, optimizer, batch, grad_accum, clip, autocast):
+def train_step(model, optimizer, batch, training, grad_accum, autocast):
     """Update the weights from a batch, cut into `grad_accum` micro-batches (gradient accumulation).
     Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the mean
     of what the processes return is the loss.)
-
-    clip: the maximum gradient norm; 0: no clipping
 
     A task marks its targets (tasks.py, `Document.ask`), and `Task.batch` makes the mask of it.
     """
@@ -182,7 +180,7 @@ def train_step(model, optimizer, batch, grad_accum, clip, autocast):
                 loss = loss * scale
             loss.backward()
         batch_loss = batch_loss + loss.detach()
-    max_norm = clip if clip > 0 else math.inf  # inf: the norm is only measured
+    max_norm = training.clip if training.clip > 0 else math.inf  # inf: it is only measured
     gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -261,7 +259,7 @@ def train(options, recipe, command, stop):
                 group["lr"] = learning_rate(step, peak, training)
             reseed(recipe.seed, step)  # for layers that draw numbers, such as dropout
             loss, gradient_norm = train_step(
-                fast_model, optimizer, batch, options.grad_accum, training.clip, autocast
+                fast_model, optimizer, batch, training, options.grad_accum, autocast
             )
             progress.count_step()
 
@@ -312,10 +310,13 @@ def train(options, recipe, command, stop):
 # What you may want to add to this loop:
 # - A metric is one more entry of `line`: a Python number, not a tensor.
 # - Dropout and the like need nothing here; they go into `Block` in canon_gpt.py.
-# - An average of the weights starts as `copy.deepcopy(model)`, and is one more entry of `stateful`.
-#   It needs no gradients: `average.requires_grad_(False)`. Update it after `train_step`, pass it to
-#   `evaluate` and `print_results`, and let `load_model` in runs.py read it in place of "model". Its
-#   decay is a field of `Training` in runs.py.
+# - An average of the weights (EMA) starts as `copy.deepcopy(model)`, and is one more entry of
+#   `stateful`. It needs no gradients: `average.requires_grad_(False)`. Update it after
+#   `train_step`, and pass it to `evaluate` and `print_results`. In runs.py, its decay is a field of
+#   `Training`, and `load_model` reads saved["average"] where there is one.
+# - Noise on the gradients goes into `train_step`, before `optimizer.step`. Under torchrun it must
+#   be the same in all processes, or their weights drift apart. So draw it from a generator with a
+#   seed of its own: `reseed` gives each process other numbers.
 
 
 def open_run(options, about, stateful):
@@ -430,6 +431,8 @@ def require_sound_layers(model):
     config = model.config
     tokens = two_sequences(model)
     whole, _ = model(tokens)
+    if not whole.isfinite().all():
+        raise Ended(f"{layers_in_words(config)}: the logits are not finite", status=2)
 
     again, _ = model(tokens)
     require_same(again, whole, config, "a layer is random, though in eval mode")
@@ -455,8 +458,11 @@ def two_sequences(model):
 
 def require_same(logits, expected, config, reason):
     if not relative_error(logits, expected) < 1e-4:
-        where = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
-        raise Ended(f"{where}: {reason}", status=2)
+        raise Ended(f"{layers_in_words(config)}: {reason}", status=2)
+
+
+def layers_in_words(config):
+    return f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
 
 @torch.no_grad()
@@ -776,9 +782,9 @@ def exit_with_line(message, status=2):
 
 
 def make_parser():
-    """A new option is one more line here, beside the field of Config or Training, or the parameter
-    of the task, that it sets. (One that sets none of these also goes into OTHER_FLAGS, and into
-    Options or Recipe.)"""
+    """A new option is one more line here. It has the name of the field of Config or Training, or of
+    the task's parameter, that it sets; and no default, as None says that it was not given. (One
+    that sets none of these also goes into OTHER_FLAGS, and into Options or Recipe.)"""
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. Options left out keep the preset's values.",
@@ -829,6 +835,8 @@ def make_parser():
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
     add("--optimizer", help=", ".join(OPTIMIZERS))
     add("--weight-decay", type=float, help="of matrices only (usually 0.03)")
+    add("--betas", type=float, nargs=2, help="of adamw (default: 0.9 0.98)")
+    add("--eps", type=float, help="of adamw (default: 1e-6)")
     add("--clip", type=float, help="maximum gradient norm (0: no clipping; default: 1)")
     add("--seed", type=int, help="default: 0")
     add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
