@@ -6,7 +6,8 @@ weight per channel and distance:
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
 It can sit at four points of a block; `canon="abcd"` is all four. With attention and a gated MLP, in
-a model of width d, Canon-A and Canon-C are d wide, Canon-B 3d, and Canon-D about 16d/3:
+a model of width d, Canon-A and Canon-C are d wide. Canon-B is 3d wide (q, k and v), and Canon-D
+about 16d/3 (gate and up):
 
     x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)       canon_a, canon_b
     x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)       canon_c, canon_d
@@ -29,8 +30,12 @@ from kernels import causal_conv
 
 # ---- 1. Configuration ------------------------------------------------------
 #
-# Shapes in comments: B batch, T time, D width, H heads, K dims of a head's queries and keys, V of
-# its values; S, all tokens so far, these T included.
+# Shapes in comments: B sequences, T tokens of each, D the model's width, H attention heads, K dims
+# of a head's queries and keys, V of its values; S, all tokens so far, these T included.
+
+
+class Refused(ValueError):
+    """A value that a model cannot have. The text is one line for the user."""
 
 
 @dataclass
@@ -44,8 +49,8 @@ class Config:
     block_size: int  # context length: the longest sequence, in tokens
     n_layer: int = 12
     n_head: int = 12  # attention heads; linear mixers have the paper's own numbers of heads
-    d_model: int = 768  # width
-    mixer: str = "attention"  # an entry of MIXERS, or a pattern over the layers: "gdn,attention"
+    d_model: int = 768  # the width D
+    mixer: str = "attention"  # an entry of MIXERS, or several that take turns: "gdn,attention"
     mlp: str = "swiglu"  # activation and gate: an entry of MLPS; "none": blocks without an MLP
     pos: str = "rope"  # positional encoding: an entry of POSITIONS
     canon: str = ""  # the points that have a Canon layer, such as "abcd"
@@ -53,16 +58,16 @@ class Config:
     canon_kernel: int = 4  # how many tokens a Canon layer mixes
     canon_residual: bool = True  # h + convolution(h); if False, the convolution alone
     canon_silu: bool = False  # apply SiLU after the convolution
-    canon_frozen: bool = False  # keep the random initial weights ("cst-Canon")
-    # Part II only: a linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, off
-    # with Canon-B.
+    canon_frozen: bool = False  # never train the random initial weights (the paper's "cst")
+    # Part II only: a linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, unless
+    # Canon-B takes its place.
     short_conv: bool | None = None
-    tie_embeddings: bool = False  # weight tying: one matrix for embedding and head
+    tie_embeddings: bool = False  # weight tying: one matrix for embedding and output head
 
     def __post_init__(self):
+        self.canon = "".join(sorted(self.canon.lower()))  # "DA" is written "ad"
         check_config(self)  # section 8
         # What follows from other fields:
-        self.canon = "".join(sorted(self.canon.lower()))
         if not self.has_attention:
             self.pos = "nope"  # without a mixer that attends, there are no positions
         if self.short_conv is None:
@@ -84,10 +89,6 @@ class Config:
         raise Refused(f"{field} = {getattr(self, field)!r}: {reason}")
 
 
-class Refused(ValueError):
-    """A value that a model cannot have. The text is one line for the user."""
-
-
 # ---- 2. Canon --------------------------------------------------------------
 #
 # Attention can look anywhere. But it takes a whole layer of it to tell each token what stands just
@@ -107,17 +108,18 @@ def canon_by_hand(x, weight):
     same faster (kernels.py); a test compares the two.
     """
     # exercise 1
-    y = x
-    shifted = x
-    for w in weight:
+    y = x  # h_t, the residual
+    shifted = x  # h_{t-i}, for i = 0, 1, ..
+    for w in weight:  # w_i: (width,)
         y = y + w * shifted
-        shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]  # a zero moves in at the start
+        # One step later: a row of zeros comes in at the start, and the last row falls out.
+        shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]
     return y
 
 
 # To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
 # pieces is one dict, `state`, empty at first. Layers that must remember something write it there,
-# with themselves as the key. (Attention's part of it is usually called the KV cache.)
+# each under itself: state[layer]. (What attention keeps is usually called the KV cache.)
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
 #     state[an Attention]      all keys (after rotary) and values, each (B, S, H, K)
@@ -141,7 +143,7 @@ class Canon(nn.Module):
     def __init__(self, width, config):
         super().__init__()
         kernel = config.canon_kernel
-        bound = kernel**-0.5
+        bound = kernel**-0.5  # as Conv1d's
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual
         self.silu = config.canon_silu
@@ -162,8 +164,8 @@ def tail_of_stream(layer, x, n, state):
 
     x        (B, T, width)
     n        how many, at least 1
-    returns  (B, n, width), zeros where the stream begins. Without a stream None: `causal_conv`
-             takes it for zeros, and a layer of your own must do the same
+    returns  (B, n, width), zeros where the stream begins; None without a stream, which
+             `causal_conv` takes for zeros, and a layer of your own must, too
 
     What it keeps is a copy: a view would keep all of x in memory.
     """
@@ -186,18 +188,19 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry, for --canon-type. examples/gated.py is one, to copy:
-# it enters its class in CANONS, calls train.main, and runs as
+# A Canon layer of your own is one more entry of CANONS, which --canon-type picks. examples/gated.py
+# is one, to copy: it enters its class in CANONS, calls train.main, and runs as
 #     python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
 #   state[self], for example by `tail_of_stream`; or its class says `streams = False`.
-# - At B (in attention) its channels are q, k and v, one after the other; at D, gate and up.
-# - CanonGPT redraws the weights of Linear and Embedding layers and zeroes their biases, in your
-#   class, too, and train.py lets their weights decay. To keep a weight's own initial values and
-#   spare it decay, make it an nn.Parameter outside such layers.
-# - Your class may use canon_kernel, canon_residual and canon_silu. If it ignores one, it had better
-#   call config.refuse(field, reason) where that has another value than usual: config.json names it.
+# - At B, in attention, its channels are q, k and v, one after the other; at D, gate and up, or up
+#   alone.
+# - Linear and Embedding layers in your class are redrawn (`CanonGPT.init_weights`), and their
+#   weights decay (train.py). A bare nn.Parameter keeps its initial values and does not decay.
+# - Your class may use canon_kernel, canon_residual and canon_silu. If it ignores one, let its
+#   constructor refuse every value but the default, by config.refuse(field, reason). Otherwise
+#   config.json would name a setting that had no effect.
 CANONS = {"conv": Canon}
 
 
@@ -213,9 +216,11 @@ def canon_at(point, width, config):
 
 # ---- 3. Positions ----------------------------------------------------------
 #
-# Without positions a head sees a set of earlier tokens, not a sequence. Rotary positions turn each
-# pair of dims of q and k by an angle that grows with the position, so that positions enter
-# q_i . k_j only as i - j. ALiBi and H-ALiBi add to these products, the attention scores, instead.
+# Without positions, one attention layer sees a set of earlier tokens, not a sequence. (In deeper
+# layers some order shows all the same: there each token has seen a set of its own.) Rotary
+# positions turn each pair of dims of q and k by an angle that grows with the position, so that
+# positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi add to these products, the attention
+# scores, instead.
 
 
 class Positions(nn.Module):
@@ -223,18 +228,19 @@ class Positions(nn.Module):
     POSITIONS; what it leaves out does nothing.
 
     The model calls `vectors` once, before there are layers. Each attention layer has an instance,
-    and calls its `turn` and `bias`. None of our encodings has `vectors`: it is for learned ones.
+    and calls its `turn` and `bias`. None of our encodings has `vectors`: it is for those that are
+    added to the embeddings.
     """
 
     head_multiple = 1  # the dims of a head must be a multiple of this
 
     def __init__(self, config):
         super().__init__()
-        self.n_head = config.n_head
+        self.n_head = config.n_head  # for a bias of each head
 
     @staticmethod
     def vectors(config):
-        """A module whose `weight`, (block_size, D), is added to the embeddings; None: nothing is.
+        """A module whose `weight`, (block_size, D), is added to the embeddings, or None.
 
         Learned ones, as in GPT-2: nn.Embedding(config.block_size, config.d_model). Fixed ones, such
         as sinusoids: nn.Embedding.from_pretrained(sinusoids), which neither learn nor are redrawn.
@@ -262,7 +268,7 @@ class Rotary(Positions):
 
     head_multiple = 2  # dims are turned in pairs
     divisor = 1  # the first 1/divisor of a head's dims are turned
-    base = 10000.0  # a larger one turns more slowly, and so reaches farther
+    base = 10000.0  # a larger one turns most pairs more slowly, for longer distances
 
     def __init__(self, config):
         super().__init__(config)
@@ -284,30 +290,36 @@ class QuarterRotary(Rotary):
     divisor = 4
 
 
-def rotary_angles(positions, dims, base):
-    """(positions, dims / 2): pair j turns by base^(-2j / dims) radians per step."""
-    frequencies = base ** (-torch.arange(0, dims, 2) / dims)
-    return torch.arange(positions)[:, None] * frequencies
+def rotary_angles(n_positions, n_dims, base):
+    """(n_positions, n_dims / 2): position t turns pair j by t * base^(-2j / n_dims) radians."""
+    frequencies = base ** (-torch.arange(0, n_dims, 2) / n_dims)
+    return torch.arange(n_positions)[:, None] * frequencies
 
 
 def rotate(x, cos, sin):
-    """Turn the pairs (x_j, x_{j+R}), j < R, of x (B, T, H, K) by angles (T, R); other dims pass."""
+    """Turn R pairs of dims: (x_j, x_{j+R}) for j < R. Dims from 2R on stay as they are.
+
+    x         (B, T, H, K)
+    cos, sin  (T, R), of the angle of each pair at each position
+    returns   (B, T, H, K)
+    """
     # exercise 4
     R = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]  # (T, 1, R)
+    cos, sin = cos[:, None], sin[:, None]  # (T, 1, R): the same for all heads
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
-    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1).to(x.dtype)
+    turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1)
+    return turned.to(x.dtype)  # under autocast x is bfloat16, and cos and sin are float32
 
 
 class ALiBi(Positions):
     """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H.
 
-    In bfloat16, whose numbers have 8 significant bits, large distances share a value; in float32
-    they do not.
+    The attention mask takes the dtype of q. In bfloat16, whose numbers have 8 significant bits,
+    large distances share a value; in float32 they do not.
     """
 
     def bias(self, T, S, device):
-        h = heads_from_one(self.n_head, device)
+        h = head_numbers(self.n_head, device)
         slope = 2.0 ** (-8 * h / self.n_head)
         return -slope * distances(T, S, device)
 
@@ -317,9 +329,9 @@ class HALiBi(Positions):
     to head H/2. The other half sees all. (This is our reading of the paper.)"""
 
     def bias(self, T, S, device):
-        h = heads_from_one(self.n_head, device)
+        h = head_numbers(self.n_head, device)
         in_first_half = h <= self.n_head // 2
-        too_far = (distances(T, S, device) >= h) & in_first_half
+        too_far = (distances(T, S, device) >= h) & in_first_half  # (H, T, S)
         return torch.zeros(too_far.shape, device=device).masked_fill(too_far, -math.inf)
 
 
@@ -329,8 +341,8 @@ def distances(T, S, device):
     return i - torch.arange(S, device=device)
 
 
-def heads_from_one(n_head, device):
-    """(H, 1, 1): 1 .. H."""
+def head_numbers(n_head, device):
+    """1 .. H, as (H, 1, 1)."""
     return torch.arange(1, n_head + 1, device=device)[:, None, None]
 
 
@@ -345,8 +357,8 @@ POSITIONS = {
 
 # ---- 4. Attention ----------------------------------------------------------
 #
-# A mixer is the part of a block that lets tokens see each other. In Part I it is attention; Part II
-# has others.
+# A mixer is the part of a block that lets each token see all tokens before it. In Part I it is
+# attention; Part II has others.
 
 
 class Mixer(nn.Module):
@@ -365,14 +377,14 @@ class Mixer(nn.Module):
         MIXERS["window32"] = Window32
     """
 
-    # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. A block
-    # has 12 D^2, and the MLP gets the rest.
-    budget = 4  # nothing checks the number for a mixer of your own
-    # Whether pos and n_head mean something to it. For positions that are added to the embeddings,
-    # set True, and let `check` refuse those that it does not apply, such as rope.
+    # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
+    # gets the rest of BLOCK_BUDGET. For a mixer of your own, count them: nothing checks this.
+    budget = 4
+    # Whether pos and n_head mean something to it. A mixer of your own that takes only those
+    # encodings that are added to the embeddings sets True, and its `check` refuses all others.
     attends = False
     has_short_conv = False  # whether it has a convolution of its own (Part II)
-    short_conv_by_default = False
+    short_conv_by_default = False  # whether that is on where config.short_conv is None
     streams = True  # whether it can go on where the last piece of a text ended
 
     @classmethod
@@ -426,10 +438,10 @@ class Attention(Mixer):
         if state is not None:
             state[self] = k.contiguous(), v.contiguous()  # a view would keep q, too, in memory
 
-        scores_mask = self.mask(T, start + T, q)
+        scores_mask = self.mask(T, S=start + T, like=q)  # (T, S), (H, T, S) or None
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        # softmax(q k^T / sqrt(K) + mask) v. If there is no mask, PyTorch's own causal mask hides
-        # the future.
+        # y = softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K). Without a mask of ours, `is_causal`
+        # hides the future.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
         )
@@ -443,7 +455,7 @@ class Attention(Mixer):
         PyTorch's own causal mask does the same, faster.
         """
         # exercise 5
-        bias = self.positions.bias(T, S, like.device)
+        bias = self.positions.bias(T, S, like.device)  # (H, T, S) or None
         if bias is None and self.window is None and T == S:
             return None
         if bias is None:
@@ -472,7 +484,7 @@ MLPS = {  # the activation, and whether the MLP is gated
     "swiglu-relu2": (relu2, True),  # SwiGLU with relu2 in SiLU's place
     "silu": (F.silu, False),
     "relu2": (relu2, False),
-    "none": (None, False),
+    "none": (None, False),  # such a block has no MLP; check_config looks for the name here
 }
 
 
@@ -489,8 +501,8 @@ class MLP(nn.Module):
         D = config.d_model
         self.act, self.gated = MLPS[config.mlp]
         matrices = 3 if self.gated else 2  # gate, up and down, or up and down: D x hidden each
-        exact_hidden = budget * D / matrices
-        hidden = max(8, 8 * round(exact_hidden / 8))  # the nearest multiple of 8
+        exact_hidden = budget * D / matrices  # as matrices * D * hidden = budget * D^2
+        hidden = max(8, 8 * round(exact_hidden / 8))  # the nearest multiple of 8, fast on GPUs
         up_width = 2 * hidden if self.gated else hidden
         self.up = nn.Linear(D, up_width, bias=False)  # if gated, gate and up side by side
         self.canon_d = canon_at("d", up_width, config)
@@ -508,6 +520,19 @@ class MLP(nn.Module):
 # ---- 6. The norm and the block ---------------------------------------------
 
 
+def at_least_float32(x):
+    """x in float32 (float64 stays): bfloat16 is too coarse for means and long decays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def matmul_dtype(x):
+    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dim."""
 
@@ -518,13 +543,13 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # x is the float32 stream; under autocast y is bfloat16
+        return y.to(matmul_dtype(x))  # what follows are matrices: under autocast, in bfloat16
 
 
 class Block(nn.Module):
     """Mixer and MLP, each after a norm and inside a residual; Canon A and C follow the norms.
 
-    There is no dropout, as in the paper. It would go around what `forward` adds to x.
+    There is no dropout, as in the paper. To have it, let `forward` apply it to what it adds to x.
     """
 
     def __init__(self, config, mixer_name):
@@ -532,7 +557,7 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        if "b" in config.canon and not hasattr(self.mixer, "canon_b"):  # one of your own
+        if "b" in config.canon and not hasattr(self.mixer, "canon_b"):  # one of yours may not
             config.refuse("canon", f"mixer {mixer_name} has no Canon-B, self.canon_b")
         self.mlp = None
         if config.mlp != "none":
@@ -546,19 +571,6 @@ class Block(nn.Module):
         if self.mlp is not None:
             x = x + self.mlp(self.canon_c(self.norm2(x), state), state)
         return x
-
-
-def at_least_float32(x):
-    """x in float32 (float64 stays): bfloat16 is too coarse for means and long decays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def matmul_dtype(x):
-    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
 
 
 # ---- 7. The model ----------------------------------------------------------
@@ -589,10 +601,10 @@ class CanonGPT(nn.Module):
             mixer_name = config.mixer_names[layer % len(config.mixer_names)]
             self.blocks.append(Block(config, mixer_name))
         self.norm = RMSNorm(config.d_model)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)  # the output head
         self.init_weights()
         if config.tie_embeddings:
-            self.head.weight = self.embed.weight  # weight tying
+            self.head.weight = self.embed.weight
         # Whether a text may be read in pieces: not if a layer of your own says `streams = False`.
         self.streams = all(getattr(module, "streams", True) for module in self.modules())
 
@@ -608,7 +620,7 @@ class CanonGPT(nn.Module):
                 continue  # fixed positions, such as sinusoids
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
-                if getattr(module, "bias", None) is not None:
+                if getattr(module, "bias", None) is not None:  # an Embedding has none
                     nn.init.zeros_(module.bias)
 
     def forward(self, tokens, targets=None, loss_mask=None, state=None):
@@ -657,10 +669,10 @@ class CanonGPT(nn.Module):
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
         softmax(logits / temperature). A row that has produced `stop` is filled with it; when all
         have, generation ends. `generator` is a torch.Generator on the tokens' device. Raises
-        ValueError if the result would not fit, or a temperature is negative.
+        ValueError if the result would not fit, or if the temperature is negative.
         """
         if temperature < 0:
-            raise ValueError(f"temperature = {temperature}: allowed: 0 and more")
+            raise ValueError(f"temperature = {temperature}: allowed: 0 or more")
         limit = self.config.block_size
         total = tokens.shape[1] + max_new_tokens
         if total > limit + 1:  # the last token is never fed
@@ -670,7 +682,7 @@ class CanonGPT(nn.Module):
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             logits, _ = self(unread, state=state)
-            logits = logits[:, -1].float()
+            logits = logits[:, -1].float()  # (B, vocab_size), after the last token
             if temperature == 0:
                 next_token = logits.argmax(-1, keepdim=True)
             else:
@@ -686,8 +698,8 @@ class CanonGPT(nn.Module):
         return tokens
 
     def parameter_counts(self):
-        """How many parameters there are: {"total", "embeddings" (with the head), "canon"}."""
-        embeddings = {self.embed.weight, self.head.weight}  # one if tied
+        """How many there are: {"total", "embeddings" (of tokens, and the head), "canon"}."""
+        embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
         canon = set()
         for module in self.modules():
             if isinstance(module, tuple(CANONS.values())):
@@ -709,20 +721,20 @@ def n_numbers(parameters):
 def check_config(config):
     """Raises Refused if a model cannot have these values. (Each mixer's own `check` has more.)"""
     for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
-        require_between(config, field, 1, 2**20)
-    require_between(config, "canon_kernel", 2, 8)
+        require_whole_number(config, field, low=1, high=2**20)  # more can only be a slip
+    require_whole_number(config, "canon_kernel", low=2, high=8)  # MAX_KERNEL of kernels.py is 8
     for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
         if getattr(config, field) not in table:
             config.refuse(field, f"allowed: {', '.join(table)}")
 
-    points = config.canon.lower()
+    points = config.canon
     if not set(points) <= set("abcd") or len(set(points)) < len(points):
         config.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
-    if config.mlp == "none" and not set(points) <= set("ab"):
+    if config.mlp == "none" and ("c" in points or "d" in points):
         config.refuse("canon", "points c and d are at the MLP, and mlp is none")
     if not points:
-        for field in ("type", "kernel", "residual", "silu", "frozen"):
-            require_default(config, f"canon_{field}", "it means nothing without a Canon layer")
+        for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
+            require_default(config, field, "it means nothing without a Canon layer")
 
     for name in config.mixer_names:
         if name not in MIXERS:
@@ -731,7 +743,7 @@ def check_config(config):
             config.refuse("mixer", f"its budget leaves the MLP nothing of {BLOCK_BUDGET} D^2")
     if len(config.mixer_names) > config.n_layer:
         config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
-    # "rope" may just be the default; "nope" is what a saved configuration holds.
+    # "rope" passes, as it is the default; "nope" is what __post_init__ makes of it.
     if not config.has_attention and config.pos not in ("rope", "nope"):
         reason = "does not attend (`attends` of its class), so it takes no positions"
         config.refuse("pos", f"mixer {config.mixer} {reason}")
@@ -741,21 +753,20 @@ def check_config(config):
 
 
 def usual_short_conv(config):
-    """On if any mixer of a pattern has a convolution by default; off with Canon-B, which takes its
-    place."""
+    """On if any mixer of a pattern has a convolution by default, unless Canon-B takes its place."""
     by_default = any(MIXERS[name].short_conv_by_default for name in config.mixer_names)
     return by_default and "b" not in config.canon
 
 
-def require_between(config, field, low, high):
-    """low and high: int, or float if the value may have fractions"""
+def require_whole_number(config, field, low, high):
     value = getattr(config, field)
-    if not isinstance(value, (int, type(low))) or not low <= value <= high:
-        config.refuse(field, f"allowed: {low} to {high}")
+    if not isinstance(value, int) or not low <= value <= high:
+        config.refuse(field, f"allowed: whole numbers from {low} to {high}")
 
 
 def require_default(config, field, reason):
-    if getattr(config, field) != getattr(Config, field):
+    default = getattr(Config, field)  # a dataclass has its defaults as class attributes
+    if getattr(config, field) != default:
         config.refuse(field, f"{reason}; leave it out")
 
 
@@ -774,12 +785,13 @@ def require_default(config, field, reason):
 #
 #                       d_t, the decay          w_t    bracket    q, k, v
 #     GLA               one per key channel     1      none       projections
-#     Mamba2            one number              dt_t   none       C, B, x; all heads share q and k
-#     Gated DeltaNet    one number              b_t    yes        projections of unit length
+#     Mamba2            one number              dt_t   none       projections; heads share q and k
+#     Gated DeltaNet    one number              b_t    yes        projections; q, k of unit length
 #
-# Without the bracket, two values written under one key pile up. The bracket first removes the share
-# b_t of what S holds under k_t, if k_t has unit length. That is the "delta rule": one step of
-# gradient descent on |S^T k_t - v_t|^2 / 2.
+# (GLA and Gated DeltaNet then divide q by sqrt(K), as attention does.) The bracket is the factor
+# I - b_t k_t k_t^T. Without it, two values written under one key pile up. For k_t of unit length,
+# it first removes the share b_t of what the faded S holds under k_t. That is the "delta rule": one
+# step, of size b_t, of gradient descent on |S^T k_t - v_t|^2 / 2.
 #
 # The loop below is the definition; section 10 computes the same, fast. (In Part I, S counts tokens;
 # here it is this matrix.)
@@ -799,23 +811,24 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     """
     B, T, H, V = v.shape
     out_dtype = v.dtype
-    q, k, v, decay = map(at_least_float32, (q, k, v, log_decay))
-    decay = decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
+    q, k, v, log_decay = map(at_least_float32, (q, k, v, log_decay))
+    decay = log_decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
     # exercise 8
     S = v.new_zeros(B, H, k.shape[3], V) if state is None else at_least_float32(state)
     o = []
     for t in range(T):
-        key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H, K, 1)
+        key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H or 1, K, 1)
         S = decay[:, t] * S
         write = v[:, t]  # (B, H, V)
         if beta is not None:
-            write = beta[:, t, :, None] * (write - (key * S).sum(-2))
-        S = S + key * write[:, :, None]
-        o.append((query * S).sum(-2))
+            held = (key * S).sum(-2)  # S^T k_t
+            write = beta[:, t, :, None] * (write - held)
+        S = S + key * write[:, :, None]  # S + k_t write^T
+        o.append((query * S).sum(-2))  # S^T q_t
     return torch.stack(o, dim=1).to(out_dtype), S
 
 
-# ---- 10. The same by matrix products ----------------------------------------
+# ---- 10. The same by matrix products ---------------------------------------
 #
 # Cut time into N chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
 # Below, d_1 .. d_t is a product of decays (with one decay per key channel, a product per channel).
@@ -850,27 +863,31 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 # 4. The state after it, with which the next chunk starts, is d_1 .. d_C S + K_out^T U.
 #
-# Decays are kept as logarithms. So d_2 d_3 is never computed as d_1 d_2 d_3 / d_1, which would be
-# 0 / 0 when decays are strong.
+# Decays are kept as logarithms, g_t = ln d_t, and added. As a number, d_2 d_3 might be taken as
+# d_1 d_2 d_3 / d_1, which would be 0 / 0 when decays are strong.
 
 
 def decay_until_end(g):
-    """Log decays (.., C, K) -> same: row s is g_{s+1} + .. + g_C."""
-    later = torch.cat([g[..., 1:, :], torch.zeros_like(g[..., :1, :])], -2)  # row s is g_{s+1}
-    return later.flip(-2).cumsum(-2).flip(-2)  # sums from the end, as cumsum begins at the start
+    """The log decay from each step to the end: for g (.., C, K or 1), of the same shape.
+
+    Row s is g_{s+1} + .. + g_C.
+    """
+    later = F.pad(g[..., 1:, :], (0, 0, 0, 1))  # row s is g_{s+1}, the last row 0
+    return later.flip(-2).cumsum(-2).flip(-2)  # cumsum runs from the start: flip, sum, flip back
 
 
 def decay_between(g):
-    """Log decays (.., C) -> (.., C, C): [t, s] is g_{s+1} + .. + g_t for s <= t, -inf for s > t.
+    """The log decay from step s to step t: for g (.., C), (.., C, C). [t, s] is g_{s+1} + .. + g_t
+    for s <= t, and -inf for s > t.
 
-    A difference of two sums from the start. They may be large and close to each other: therefore
-    float64, which MPS does not have.
+    It is a difference of two sums from the start, which may be large and close to each other. So
+    it is computed in float64, which Apple's GPUs (MPS) lack.
     """
     precise = torch.float32 if g.device.type == "mps" else torch.float64
     sums = g.to(precise).cumsum(-1)
     # [t, s] is (g_1 + .. + g_t) - (g_1 + .. + g_s)
     between = sums[..., :, None] - sums[..., None, :]
-    future = torch.ones_like(between, dtype=torch.bool).triu(1)  # s > t
+    future = torch.ones_like(between, dtype=torch.bool).triu(1)  # s > t, where exp(-inf) = 0
     return between.to(g.dtype).masked_fill(future, -math.inf)
 
 
@@ -889,22 +906,23 @@ def decayed_products(q, k, g):
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels stands outside the product
         return float32_product(q, k.mT) * decay_between(g[..., 0]).exp()
-    # A decay per channel must be split between q and k at a step between s and t, so that neither
-    # part overflows. No step suits all pairs. So start with blocks of one step and join neighbours;
-    # the pairs across split where the two meet:                             A0      0
+    # With a decay per channel, exp(..) stands inside the sum. Split it at a step between s and t: k
+    # fades from s to there, and q from there to t, so that neither overflows. No one step suits all
+    # pairs (t, s). So start with blocks of one step, and join neighbours. A pair across two blocks
+    # splits where these meet:                                               A0      0
     #                                                                        across  A1
     q, k, g = torch.broadcast_tensors(q, k, g)  # heads may share q and k
     A = (q * k).sum(-1)[..., None, None]  # (.., C, 1, 1): C blocks of one step
     size = 1
     while size < C:
-        # s is in block 0 of a pair and t in block 1. Both fade to where the two blocks meet.
+        # s is in block 0 of a pair of blocks, and t in block 1.
         in_pairs = (-1, 2, size)  # the pairs, block 0 or 1, steps of a block
         g0, g1 = g.unflatten(-2, in_pairs).unbind(-3)  # (.., pairs, size, K)
         k0, _ = k.unflatten(-2, in_pairs).unbind(-3)
         _, q1 = q.unflatten(-2, in_pairs).unbind(-3)
-        q_faded = q1 * g1.cumsum(-2).exp()  # by the decays from there to t
-        k_faded = k0 * decay_until_end(g0).exp()  # by those after s, up to there
-        across = float32_product(q_faded, k_faded.mT)
+        q_faded = q1 * g1.cumsum(-2).exp()  # by the decays from the start of block 1 to t
+        k_faded = k0 * decay_until_end(g0).exp()  # by the decays after s, to the end of block 0
+        across = float32_product(q_faded, k_faded.mT)  # (.., pairs, size, size)
         A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
         upper = torch.cat([A0, torch.zeros_like(A0)], -1)
         lower = torch.cat([across, A1], -1)
@@ -916,8 +934,8 @@ def decayed_products(q, k, g):
 def write_into_state(k, fade_out, u):
     """K_out^T u, the sum of decays times k u^T over a chunk: (B, H, K, V).
 
-    k (B, H or 1, C, K); fade_out (B, H, C, K or 1); u (B, H, C, V). One decay for all channels may
-    fade u in place of k. Then heads that share k take one product, not one each.
+    k (B, H or 1, C, K); fade_out (B, H, C, K or 1); u (B, H, C, V). With one decay for all
+    channels, u can be faded in place of k. Then heads that share k are done in one product.
     """
     if fade_out.shape[-1] == 1:
         return torch.einsum("bhck,bhcv->bhkv", k, fade_out * u)
@@ -925,19 +943,19 @@ def write_into_state(k, fade_out, u):
 
 
 def read_from_state(q, fade_in, S):
-    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `write_into_state`, one decay for all
-    channels may fade the product in place of q."""
+    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `write_into_state`, with one decay for
+    all channels the product can be faded in place of q."""
     if fade_in.shape[-1] == 1:
         return fade_in * torch.einsum("bhck,bhkv->bhcv", q, S)
     return (fade_in * q) @ S
 
 
 def into_chunks(x, N, C):
-    """(B, T, H, ..) -> (N, B, H, C, ..), padded at the end with zeros. These leave the state as it
-    is: nothing is written, and a log decay of 0 fades nothing."""
+    """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. These
+    leave the state as it is: nothing is written, and a log decay of 0 fades nothing."""
     missing = N * C - x.shape[1]
-    x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))
-    x = x.unflatten(1, (N, C))  # (B, N, C, H, ..)
+    x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))  # two numbers a dim, the last first
+    x = x.unflatten(1, (N, C))  # (B, N, C, H, X)
     return x.transpose(0, 1).transpose(2, 3)
 
 
@@ -950,10 +968,11 @@ def from_chunks(o, T, dtype):
 def chunked_linear_attention(
     q, k, v, log_decay, beta=None, state=None, chunk=64, return_state=True
 ):
-    """`linear_recurrence` in chunks, for T >= 1: same arguments, same result. Time and memory are
-    linear in T.
+    """`linear_recurrence` in chunks, for T >= 1: same arguments, and the same result up to
+    rounding. Time and memory are linear in T.
 
-    chunk         the most tokens per chunk; for a decay per channel, the next power of two
+    chunk         about the most tokens per chunk; for a decay per channel, at most the next power
+                  of two
     return_state  whether the last state is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and the state stay in float32.
@@ -962,18 +981,18 @@ def chunked_linear_attention(
     if log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1)
     N = math.ceil(T / chunk)
-    C = math.ceil(T / N)  # chunks of one length, so that little is left to fill with zeros
+    C = math.ceil(T / N)  # equal chunks: for T = 65 and chunk = 64, two of 33, not two of 64
     if log_decay.shape[3] > 1:
-        C = 2 ** (C - 1).bit_length()
+        C = 2 ** (C - 1).bit_length()  # the next power of two, for `decayed_products`
         N = math.ceil(T / C)
     q = into_chunks(q, N, C)
     k = into_chunks(k, N, C)
     v = into_chunks(v, N, C)
     g = into_chunks(log_decay, N, C)
     fade_in = g.cumsum(-2).exp()  # (N, B, H, C, K or 1)
-    # step 1
-    A = decayed_products(q, k, g)
-    # step 2, as far as it goes without S
+    # Point 1 of section 10.
+    A = decayed_products(q, k, g)  # (N, B, H, C, C)
+    # Point 2, as far as it goes without S. Without the bracket, u_t is v_t.
     U0, W = v, None
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
@@ -987,8 +1006,8 @@ def chunked_linear_attention(
         )
         U0, W = R @ v, R @ (k * fade_in)
     if N == 1 and state is None and not return_state:
-        return from_chunks(A @ U0, T, out_dtype), None  # the state before the chunk is zero
-    # steps 2 to 4, chunk by chunk
+        return from_chunks(A @ U0, T, out_dtype), None  # S before the chunk is zero, so o = A U
+    # The rest of point 2, and points 3 and 4, chunk by chunk.
     fade_out = decay_until_end(g).exp()  # (N, B, H, C, K or 1)
     whole_decay = fade_in[..., -1, :, None]  # (N, B, H, K or 1, 1)
     if state is None:
@@ -1001,7 +1020,7 @@ def chunked_linear_attention(
         U = U0[n]
         if W is not None:
             # exercise 10: U (B, H, C, V)
-            U = U - float32_product(W[n], S)
+            U = U - float32_product(W[n], S)  # in float32, as its error would stay in S
         # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to the state after it
         o.append(read_from_state(q[n], fade_in[n], S) + A[n] @ U)
         S = whole_decay[n] * S + write_into_state(k[n], fade_out[n], U)
@@ -1014,7 +1033,7 @@ def chunked_linear_attention(
 # projections into decays and strengths, runs the recurrence, gates what it read, and projects back.
 # The paper's Canon-AbCD, with a small b, is Canon at A, C and D beside the short convolution: here
 # canon="acd" and short_conv=True. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key,
-# query and decays add 144 D, a fifth at 64 dims.
+# query and decays add 144 D, at 64 dims almost a fifth more.
 
 
 class ShortConv(nn.Module):
@@ -1023,12 +1042,13 @@ class ShortConv(nn.Module):
     kernel = 4
 
     def __init__(self, width, std=None, bias=False):
-        """std: standard deviation of the initial weights; None: uniform, as in a Canon layer."""
+        """std: of the initial weights, where the author's code has one. None: uniform, as in a
+        Canon layer."""
         super().__init__()
         bound = self.kernel**-0.5
         self.weight = nn.Parameter(torch.empty(self.kernel, width).uniform_(-bound, bound))
         if std is not None:
-            nn.init.normal_(self.weight, std=std)
+            nn.init.normal_(self.weight, std=std)  # in place of the uniform draw
         self.bias = nn.Parameter(torch.empty(width).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x, state=None):
@@ -1047,7 +1067,8 @@ class LinearMixer(Mixer):
 
     @staticmethod
     def width_multiple(config):
-        """d_model must be a multiple of this, so that the heads divide it."""
+        """d_model must be a multiple of this, so that the heads divide the channels: GLA's 4 heads
+        the D/2 of its keys, Mamba2's 16 the 2D of its values."""
         return 8
 
     @classmethod
@@ -1058,23 +1079,25 @@ class LinearMixer(Mixer):
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V). Here state is the dict of a stream; it keeps the matrix S."""
-        # Chunks of 32 are faster where K V is small, those of 64 where it is large
-        # (benchmarks/README.md has the times).
         T, K = k.shape[1], k.shape[3]
         V = v.shape[3]
+        # Chunks of 32 are faster where K V is small, those of 64 where it is large
+        # (benchmarks/README.md has the times). With the bracket, one chunk for a short text is as
+        # fast as several, and compiles in a third of the time.
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
-            chunk = T  # as fast as shorter ones, and compiled in a third of the time
-        streams = state is not None
-        S = state.get(self) if streams else None
-        o, S = chunked_linear_attention(q, k, v, log_decay, beta, S, chunk, return_state=streams)
-        if streams:
+            chunk = T
+        in_stream = state is not None
+        S = state.get(self) if in_stream else None
+        o, S = chunked_linear_attention(q, k, v, log_decay, beta, S, chunk, return_state=in_stream)
+        if in_stream:
             state[self] = S
         return o
 
 
 def initial_dt_bias(n_head):
-    """softplus of it is log-uniform in 0.001 .. 0.1: some heads start slow, some fast."""
+    """softplus of it is log-uniform in 0.001 .. 0.1. Heads with a small dt start with a long
+    memory, those with a large one with a short memory."""
     dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
@@ -1094,7 +1117,7 @@ class GLA(LinearMixer):
     def __init__(self, config):
         super().__init__()
         D = config.d_model
-        self.qkv = nn.Linear(D, 2 * D, bias=False)
+        self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
         self.conv = ShortConv(2 * D, std=0.02) if config.short_conv else None
         self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))  # low rank
@@ -1110,7 +1133,8 @@ class GLA(LinearMixer):
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
         # the decay is sigmoid(..)^(1/16): near 1, so that memory is long
         log_decay = heads(F.logsigmoid(at_least_float32(self.decay(x))) / 16, self.n_head)
-        o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, state=state)  # (B, T, H, V)
+        q = q * q.shape[-1] ** -0.5  # 1 / sqrt(K), as in attention
+        o = self.recur(q, k, v, log_decay, state=state)  # (B, T, H, V)
         gate = heads(self.gate(x), self.n_head)
         return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
 
@@ -1127,11 +1151,11 @@ class Mamba2(LinearMixer):
         super().__init__()
         D = config.d_model
         H, K = self.n_head, self.n_state
-        width = 4 * D + 2 * K + H  # z, x, B, C, dt: gate, value, key, query, step
+        width = 4 * D + 2 * K + H  # its authors' z, x, B, C, dt: gate, value, key, query, step size
         self.into = nn.Linear(D, width, bias=False)
         self.canon_b = canon_at("b", width, config)
         self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.short_conv else None
-        # Decay is exp(-exp(A_log) dt): at first, the heads have rates of 1 to 16.
+        # The decay is exp(-rate dt), with rate = exp(A_log): at first 1 in head 1 to 16 in head 16.
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
         self.dt_bias = initial_dt_bias(H)
         self.skip = nn.Parameter(torch.ones(H))  # its authors' "D": values also bypass the memory
@@ -1153,7 +1177,7 @@ class Mamba2(LinearMixer):
         query, key = query[:, :, None], key[:, :, None]  # (B, T, 1, K): all heads share them
         o = self.recur(query, key, written, log_decay, state=state)
         y = (o + self.skip[:, None] * value).flatten(-2)
-        return self.out(self.norm(y * F.silu(z)).to(z.dtype))
+        return self.out(self.norm(y * F.silu(z)).to(z.dtype))  # y is float32, as value is
 
 
 class GatedDeltaNet(LinearMixer):
@@ -1178,9 +1202,9 @@ class GatedDeltaNet(LinearMixer):
         self.canon_b = canon_at("b", 3 * D, config)
         self.conv = ShortConv(3 * D, std=0.02) if config.short_conv else None
         self.decay = nn.Linear(D, H, bias=False)  # gives dt, and dt the decay
-        self.strength = nn.Linear(D, H, bias=False)
-        # Decay is exp(-exp(A_log) dt): at first, a head has a random rate of up to 16.
-        self.A_log = nn.Parameter(torch.empty(H).uniform_(1e-6, 16).log())
+        self.strength = nn.Linear(D, H, bias=False)  # gives beta
+        # The decay is exp(-rate dt), with rate = exp(A_log): at first random, up to 16.
+        self.A_log = nn.Parameter(torch.empty(H).uniform_(1e-6, 16).log())  # log 0 would be -inf
         self.dt_bias = initial_dt_bias(H)
         self.gate = nn.Linear(D, 3 * D // 2, bias=False)
         self.norm = RMSNorm(3 * D // 2 // H)
@@ -1189,7 +1213,7 @@ class GatedDeltaNet(LinearMixer):
     def forward(self, x, state=None):
         D, H = x.shape[-1], self.n_head
         qkv = self.canon_b(self.qkv(x), state)
-        # its authors apply SiLU to q, k and v, also where there is no convolution
+        # Its authors apply SiLU to q, k and v: the convolution's own, or this one.
         qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
         q, k, v = (heads(u, H) for u in qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1))
         q = F.normalize(at_least_float32(q), dim=-1)
@@ -1197,8 +1221,10 @@ class GatedDeltaNet(LinearMixer):
         dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
         beta = at_least_float32(self.strength(x)).sigmoid()
         log_decay = -self.A_log.exp() * dt
-        o = self.recur(q * q.shape[-1] ** -0.5, k, v, log_decay, beta, state)
-        return self.out((self.norm(o) * F.silu(heads(self.gate(x), H))).flatten(-2))
+        q = q * q.shape[-1] ** -0.5  # 1 / sqrt(K), as in attention
+        o = self.recur(q, k, v, log_decay, beta, state)
+        gate = heads(self.gate(x), H)
+        return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
 
 
 MIXERS.update(gla=GLA, mamba2=Mamba2, gdn=GatedDeltaNet)

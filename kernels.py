@@ -8,8 +8,11 @@ its own, and h is 0 before the start:
     y_t = h_t + z_t                                                        (the residual)
 
 Channels do not mix: this is a *depthwise* convolution. It does four multiply-adds for each number
-that it reads, which a GPU does in no time. The time goes into memory traffic, so the best kernel
+that it reads, which cost a GPU almost nothing. The time goes into memory traffic, so the best form
 reads x once and writes y once, like a plain copy.
+
+(Two meanings: `kernel` and KERNEL are a convolution's size, 4. A Triton kernel is a function that
+runs on the GPU.)
 
 Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Triton kernels, for the
 GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`.
@@ -156,7 +159,8 @@ def with_residual(weight):
 
 
 def causal_conv_pytorch(x, weight, residual=True):
-    """`causal_conv_reference` without a tail, for any device and kernel size.
+    """`causal_conv_reference` without a tail, for any device and kernel size. T must be at least 1;
+    `causal_conv` sees to that.
 
     Forward-mode derivatives raise NotImplementedError, and torch.func.vmap a RuntimeError.
     """
@@ -196,15 +200,15 @@ def causal_conv_pytorch(x, weight, residual=True):
 #
 # Step 3, the kernel below. A program is one warp, so no warp waits for another. With 256 columns in
 # bfloat16, each thread loads 16 bytes of a row at once. It has all lags and rows of its columns, so
-# that sums stay within a thread. A program walks down STEPS tiles, one below the other: the weights
-# stay in registers, and the rows above a tile are still in the cache. Only the rows above the first
-# tile are fetched twice.
+# that sums stay within a thread. A program walks down a *segment*: STEPS tiles, one below the
+# other. The weights stay in registers, and the rows above a tile are still in the cache. Only the
+# rows above a segment's first tile are fetched twice.
 #
 # Backward. By section 2, both gradients need dy at lags ahead, dy_{t+i}: again one block. dx is the
 # sum over lags of weight times block. dw is the sum over tokens of block times x; it stays in
-# registers while the program walks. At the end, each program writes its part of dw into one line of
-# a float32 table, and PyTorch adds up the lines. Unlike atomic additions, this gives the same bits
-# in every run.
+# registers while the program walks. At the end, each program writes its part of dw into its
+# segment's line of a float32 table, and PyTorch adds up the lines. Unlike atomic additions, this
+# gives the same bits in every run.
 
 if triton is not None:
 
@@ -228,7 +232,7 @@ if triton is not None:
         segment = tl.program_id(0) // strips  # 0, 1, .. through all sequences
         sequence = segment // segments_per_sequence
         sequence = sequence.to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
-        first = (segment % segments_per_sequence) * (STEPS * ROWS)  # its first token
+        first = (segment % segments_per_sequence) * (STEPS * ROWS)  # the segment's first token
         lag = tl.arange(0, LAGS)[:, None, None]  # (LAGS, 1, 1)
         t = first + tl.arange(0, ROWS)[None, :, None]  # (1, ROWS, 1)
         column = strip * COLS + tl.arange(0, COLS)[None, None, :]  # (1, 1, COLS)
@@ -238,7 +242,8 @@ if triton is not None:
     def load_weight(
         w_ptr, lag, column, D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr
     ):
-        """w (LAGS, 1, COLS) in float32, with zeros from lag KERNEL on."""
+        """w (LAGS, 1, COLS) in float32, with the residual in w_0 if RESIDUAL, and zeros from lag
+        KERNEL on."""
         w = tl.load(w_ptr + lag * D + column, mask=(lag < KERNEL) & (column < D), other=0.0)
         w = w.to(tl.float32)
         if RESIDUAL:
@@ -300,7 +305,7 @@ if triton is not None:
         # exercise 13
         segment, sequence, lag, t, column = place(segments_per_sequence, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
-        dw = tl.zeros((LAGS, ROWS, COLS), tl.float32)
+        dw = tl.zeros((LAGS, ROWS, COLS), tl.float32)  # its rows are added up at the end
         x_ptr += sequence * batch_stride + column
         dy_ptr += sequence * T * D + column
         dx_ptr += sequence * T * D + column
@@ -322,6 +327,7 @@ if triton is not None:
 MAX_KERNEL = 8  # with more lags, a block of the Triton kernels would not fit in registers
 FORWARD_TILES = {"rows": 4, "steps": 8}
 BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps make fewer lines of dw
+# (Another GPU may be faster with other numbers.)
 
 
 class Launch(NamedTuple):
@@ -340,11 +346,12 @@ def launch_for(x, weight, rows, steps):
     steps  the most tiles in a segment
     """
     B, T, D = x.shape
-    lags = triton.next_power_of_2(len(weight))
+    lags = triton.next_power_of_2(len(weight))  # as tl.arange demands
     if lags > 4:  # that is, 8
         rows //= 2  # a block of all lags must fit in registers
-    cols = min(256, max(32, triton.next_power_of_2(D)))
-    steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))  # fewer for a short sequence
+    cols = min(256, max(32, triton.next_power_of_2(D)))  # 1 to 8 for each of a warp's 32 threads
+    # Fewer for a short sequence. Powers of two only: each new number compiles the kernel again.
+    steps = min(steps, triton.next_power_of_2(triton.cdiv(T, rows)))
     segments_per_sequence = triton.cdiv(T, rows * steps)
     strips = triton.cdiv(D, cols)  # side by side they cover a row
     return Launch(
@@ -362,24 +369,24 @@ def launch_for(x, weight, rows, steps):
     )
 
 
-# torch.compile cannot look into a kernel. It takes a custom operator as it is, and asks the
-# operator's "fake" version for the shapes, strides and dtypes of what comes out.
-
-
 def with_channels_side_by_side(x):
     """x (B, T, D) with stride 1 along D. The kernels take any other strides as they come."""
     return x if x.stride(2) == 1 else x.contiguous()
+
+
+# torch.compile cannot look into a Triton kernel. It takes a custom operator as it is, and asks the
+# operator's "fake" version for the shapes, strides and dtypes of what comes out.
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
 def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.Tensor:
     x = with_channels_side_by_side(x)
     weight = weight.contiguous()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, whatever x's strides
     launch = launch_for(x, weight, **FORWARD_TILES)
     with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
-        kernel = forward_kernel[launch.programs]
-        kernel(x, weight, y, **launch.sizes, RESIDUAL=residual, **launch.settings)
+        run = forward_kernel[launch.programs]
+        run(x, weight, y, **launch.sizes, RESIDUAL=residual, **launch.settings)
     return y
 
 
@@ -398,8 +405,8 @@ def backward_op(
     launch = launch_for(x, weight, **BACKWARD_TILES)
     lines = torch.empty(launch.lines, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        kernel = backward_kernel[launch.programs]
-        kernel(dy, x, weight, dx, lines, **launch.sizes, RESIDUAL=residual, **launch.settings)
+        run = backward_kernel[launch.programs]
+        run(dy, x, weight, dx, lines, **launch.sizes, RESIDUAL=residual, **launch.settings)
     return dx, lines.sum(0).to(weight.dtype)
 
 
@@ -478,7 +485,7 @@ def causal_conv(x, weight, residual=True, tail=None):
         # Longer input costs little here: whoever has a tail feeds a stream, in short pieces.
         longer = torch.cat([tail.to(x.dtype), x], dim=1)
         return causal_conv(longer, weight, residual)[:, before:]
-    if x.numel() == 0:
+    if x.numel() == 0:  # the fast forms take no empty x
         return causal_conv_reference(x, weight, residual)
     fits_triton = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
     if triton is not None and x.is_cuda and fits_triton:
@@ -486,12 +493,12 @@ def causal_conv(x, weight, residual=True, tail=None):
     return causal_conv_pytorch(x, weight, residual)
 
 
+# ---- 5. The check:   python kernels.py -------------------------------------
+
+
 def gpu_has_bfloat16():
     """Whether the GPU computes in bfloat16 (NVIDIA's since Ampere do); others emulate it slowly."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-# ---- 5. The check:   python kernels.py -------------------------------------
 
 
 def value_and_gradients(conv, x, weight, dy, residual=True):
@@ -508,11 +515,11 @@ def relative_error(a, b):
 
 
 CASES = (
-    dict(B=2, T=1, D=6, kernel=4, residual=True),
-    dict(B=1, T=9, D=64, kernel=7, residual=False),
-    dict(B=2, T=150, D=300, kernel=4, residual=True),
+    dict(B=2, T=1, D=6, kernel=4, residual=True),  # fewer tokens than the kernel
+    dict(B=1, T=9, D=64, kernel=7, residual=False),  # more than four lags
+    dict(B=2, T=150, D=300, kernel=4, residual=True),  # several segments, two strips of channels
 )
-# One rounding to the dtype, with room to spare: Triton's interpreter truncates instead.
+# The error of one rounding to the dtype, with room to spare, as Triton's interpreter truncates.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 

@@ -50,18 +50,19 @@ POSITION_NAMES = {
 def model_name(model):
     """The paper's name of a model, given as the dict of its Config.
 
-    RoPE + Canon-ABCD (no-res). GDN + Canon-AbCD, where the small b is the mixer's own convolution;
-    without Canon, that is GDN (conv).
+    "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution,
+    in the place of Canon-B. Without Canon, such a model is "GDN (conv)".
     """
-    mixers = model["mixer"].split(",")
+    mixers = model["mixer"].split(",")  # a hybrid has several
     name = "/".join(layer_name(mixer, model["pos"]) for mixer in mixers)
     points = model["canon"].upper()
     conv_is_b = model["short_conv"] and points != "" and "B" not in points
     if points:
         if conv_is_b:
             points += "b"
+        points = "".join(sorted(points, key=str.upper))  # "AbCD": b between A and C
         kind = "Canon" if model["canon_type"] == "conv" else model["canon_type"]
-        name += f" + {kind}-{''.join(sorted(points, key=str.upper))}"
+        name += f" + {kind}-{points}"
 
     variants = []
     if not model["canon_residual"]:
@@ -91,21 +92,22 @@ def layer_name(mixer, pos):
 
 def group(runs):
     """The runs as groups, in the order of drawing; of one recipe and seed, the later run counts."""
-    by_recipe = {}
+    by_recipe = {}  # {recipe: {seed: run}}
     for run in sorted(runs, key=order):
         seeds = by_recipe.setdefault(without_seed(run), {})
         seeds[run["seed"]] = run
-    members_of = [list(seeds.values()) for seeds in by_recipe.values()]
-    names = labels([members[0] for members in members_of])
+    all_members = [list(seeds.values()) for seeds in by_recipe.values()]
+    names = labels([members[0] for members in all_members])
 
     groups = {}
-    for name, members in zip(names, members_of):
+    for name, members in zip(names, all_members):
         if any(run["seconds"] is None for run in members):
             name += " (still training)"
         groups[name] = members
     return groups
 
 
+# Fields that a label leaves out, as others tell as much: block_size and N, say, or size.
 FOLLOW_FROM_OTHERS = ("vocab_size", "sha256")
 
 
@@ -120,15 +122,14 @@ def labels(runs):
         for field, value in settings_of(run).items():
             if field in FOLLOW_FROM_OTHERS:
                 continue
-            values = [settings_of(other).get(field) for other in namesakes]
-            if any(other != value for other in values):
+            if any(settings_of(other).get(field) != value for other in namesakes):
                 name += f", {field} {value}"
         found.append(name)
     return found
 
 
 def settings_of(run):
-    """{field: value} of the whole recipe."""
+    """{field: value} of task, model and training, and the dtype."""
     return {**run["task"], **run["model"], **run["training"], "dtype": run["dtype"]}
 
 
@@ -138,7 +139,7 @@ def without_seed(run):
 
 
 def order(run):
-    """Sorts attention before linear mixers, RoPE before NoPE, without Canon before with it."""
+    """What to sort by: attention before linear mixers, RoPE before NoPE, no Canon before Canon."""
     model = run["model"]
     # The model's own mixer and positions are appended, so that index() always finds them: hybrids,
     # and mixers and positions of your own, come last.
@@ -149,7 +150,7 @@ def order(run):
         model["mixer"],
         positions.index(model["pos"]),
         model["pos"],
-        len(model["canon"]) + model["short_conv"],
+        len(model["canon"]) + model["short_conv"],  # how many convolutions
         model_name(model),
         model["n_layer"],
         model["d_model"],
@@ -172,7 +173,7 @@ def all_runs(groups):
 
 def score_names(groups):
     """All scores of these runs, in the order in which the tasks report them."""
-    names = {}
+    names = {}  # a dict, as a set would lose the order
     for run in all_runs(groups):
         for evaluation in run["evals"]:
             names.update(evaluation["eval"])
@@ -272,7 +273,7 @@ def looks(groups):
         hue, dash = hue_of(model), dash_of(model)
         colour = to_rgb(hue)
         if model["mixer"] != "attention" and not model["canon"]:
-            colour = tuple((1 + part) / 2 for part in colour)  # halfway to white
+            colour = tuple((1 + part) / 2 for part in colour)  # without Canon, halfway to white
         marker = list(MARKERS)[uses[hue, dash] % len(MARKERS)]
         found[name] = Look(colour, dash, marker)
         uses[hue, dash] += 1
@@ -352,8 +353,8 @@ def draw_curves(axis, groups, score):
         style["marker"] = look.marker
         if len(steps) == 1 and not look.marker:
             style["marker"] = "o"  # a line of one point would not be seen
-        style["zorder"] = 3 if runs[0]["model"]["canon"] else 2
-        # Unless it is zoomed in, no line leaves the panel, and one at 100% is not cut in half.
+        style["zorder"] = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
+        # Clip only a zoomed panel. In others no line leaves, and one at 100% would be cut in half.
         axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=zoomed, **style)
         text = f"{MARKERS[look.marker]} {name}".strip()
         ends.append(End(steps[-1], values[-1], text, look.colour))
@@ -363,11 +364,12 @@ def draw_curves(axis, groups, score):
         ends.append(End(last_step, chance, "chance", FAINT))
     axis.set_xlim(0, last_step)
     axis.set_xlabel("training steps")
+    # A narrow panel has few ticks, as their numbers would overlap.
     is_alone_in_row = axis.get_subplotspec().get_gridspec().ncols == 1
     axis.locator_params(axis="x", nbins=4 if is_alone_in_row else 2)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
-    if zoomed:
+    if zoomed and ends:
         last = [end.y for end in ends]
         axis.set_ylim(0.9 * min(last), 1.2 * max(last))
         axis.set_ylabel("")  # the heading says it
@@ -394,7 +396,7 @@ def name_ends(axis, ends):
     ends = sorted(ends, key=lambda end: -end.y)
     low, high = axis.get_ylim()
     height = axis.get_window_extent().height / axis.figure.dpi  # inches
-    gap = 0.22 / height  # a line of text
+    gap = 0.22 / height  # a line of text is 0.22 inches high
     places = spread([(end.y - low) / (high - low) for end in ends], gap)
     for end, place in zip(ends, places):
         axis.annotate(
@@ -414,14 +416,15 @@ def spread(heights, gap):
 
     They are pushed down first; what would then lie below 0 is pushed up again.
     """
-    places, limit = [], math.inf
+    places = []
+    highest = math.inf
     for height in heights:
-        places.append(min(height, limit))
-        limit = places[-1] - gap
-    limit = 0
+        places.append(min(height, highest))
+        highest = places[-1] - gap
+    lowest = 0
     for i in reversed(range(len(places))):
-        places[i] = max(places[i], limit)
-        limit = places[i] + gap
+        places[i] = max(places[i], lowest)
+        lowest = places[i] + gap
     return places
 
 
@@ -436,11 +439,12 @@ def bars(groups, scores=None, title=None, below=None, headings=None):
     height = 0.8 + 0.32 * len(groups)
     figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
     for axis, score in zip(axes, scores):
-        draw_bars(axis, groups, score, heading(score, headings))
+        draw_bars(axis, groups, score)
+        axis.set_title(heading(score, headings), pad=16)  # above the word "chance"
     return figure
 
 
-def draw_bars(axis, groups, score, title):
+def draw_bars(axis, groups, score):
     """One panel: a bar a model, which is its runs' median, and a dot a run."""
     unit, look_of = unit_of(groups, score), looks(groups)
     for row, (name, runs) in enumerate(groups.items()):
@@ -456,10 +460,9 @@ def draw_bars(axis, groups, score, title):
     chance = chance_of(groups, score)
     if chance is not None:
         axis.axvline(chance, color=FAINT, ls=":", lw=1)
-        above = axis.get_xaxis_transform()
+        above = axis.get_xaxis_transform()  # x as a score, y as a share of the axes
         axis.text(chance, 1.01, "chance", transform=above, fontsize=9, color=FAINT)
-    axis.set_title(title, pad=16)
-    axis.set_ylim(len(groups) - 0.4, -0.6)
+    axis.set_ylim(len(groups) - 0.4, -0.6)  # upside down: row 0 is at the top
     axis.set_yticks(range(len(groups)), groups)
     axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())
     axis.locator_params(axis="x", nbins=2, steps=[1, 2, 5, 10])
@@ -486,14 +489,15 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
     figure.draw_without_rendering()  # this places the axes, so that their width is known
     column_width = axis.get_window_extent().width / figure.dpi / len(columns)  # inches
 
-    look_of, places = looks(groups), list(columns)
+    # From dot to dot, in columns: 0.2 inches, or less if five would not fit.
+    step = min(0.2 / column_width, 0.19)
+    look_of, values = looks(groups), list(columns)
     for row, (name, runs) in enumerate(groups.items()):
         for value, count in Counter(last_scores(runs, score)).items():
             if value not in columns:
-                raise ValueError(f"{name}: {score} = {value}: the columns are {places}")
-            step = min(0.2 / column_width, 0.19)  # from dot to dot, five a line; a column is 1 wide
+                raise ValueError(f"{name}: {score} = {value}: the columns are {values}")
             across, down = centred_lines(count, most=5)
-            x = places.index(value) + step * across
+            x = values.index(value) + step * across
             y = row + 0.36 * down  # a row is 1 high
             axis.plot(x, y, "o", color=look_of[name].colour, mec="white", ms=11.5, clip_on=False)
     return figure
@@ -559,7 +563,7 @@ def write_lines(axis, text, y, size, colour):
 def make_grid(count, most, height, title, below, width_ratios=None):
     """A figure and its list of axes, at most so many in a row, each about `height` inches high."""
     n_rows = math.ceil(count / most)
-    n_columns = math.ceil(count / n_rows)
+    n_columns = math.ceil(count / n_rows)  # five panels, at most four in a row: 3 and 2
     figure, axes = plt.subplots(
         n_rows,
         n_columns,
@@ -568,25 +572,30 @@ def make_grid(count, most, height, title, below, width_ratios=None):
         figsize=(9, 1.1 + height * n_rows),
         width_ratios=width_ratios,
     )
-    title = textwrap.fill(title, 68)
+    title = textwrap.fill(title, 68)  # so many characters fit into 9 inches
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
     below = textwrap.fill(below, 138)
+    # This stands below all axes.
     figure.supxlabel(below, x=0.01, ha="left", fontsize=9, color=FAINT)
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
 
 
-def set_scale(axis, unit, interval, margin=0.0):
-    """Scale an x or y axis: shares from 0 to 100%, others from zero on unless a value is below."""
+def set_scale(x_or_y, unit, interval, margin=0.0):
+    """Scale an x or y axis: shares from 0 to 100%, others from zero on unless a value is below.
+
+    interval: the least and the greatest value drawn. (Without `ignore=True`, matplotlib would only
+    ever widen the view.)
+    """
     if unit == "share":
-        axis.set_view_interval(-margin, 1 + margin, ignore=True)
-        axis.set_major_formatter(PercentFormatter(xmax=1))
+        x_or_y.set_view_interval(-margin, 1 + margin, ignore=True)
+        x_or_y.set_major_formatter(PercentFormatter(xmax=1))
         return
-    axis.set_label_text(unit)
-    axis.set_major_formatter("{x:,g}")
+    x_or_y.set_label_text(unit)
+    x_or_y.set_major_formatter("{x:,g}")
     if interval[0] >= 0 and interval[1] > 0:
-        axis.set_view_interval(-margin * interval[1], 1.05 * interval[1], ignore=True)
+        x_or_y.set_view_interval(-margin * interval[1], 1.05 * interval[1], ignore=True)
 
 
 def chance_of(groups, score):
@@ -685,11 +694,12 @@ class AttentionWatcher(TorchFunctionMode):
         self.layer = 0
         self.maps = {}
 
-    def enter_block(self, *_):
+    def enter_block(self, *_):  # a hook gets the block and its inputs
         self.layer += 1
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        # While this method runs, the watcher is off: it does not see its own calls.
         if function is F.scaled_dot_product_attention:
             first_sequence = attention_weights(*args, **kwargs)[0]
             for head, weights in enumerate(first_sequence, 1):
@@ -724,7 +734,7 @@ def canon_weights(model):
         if block.mlp is not None:
             points.update({"C": block.canon_c, "D": block.mlp.canon_d})
         for point, canon in points.items():
-            weight = getattr(canon, "weight", None)  # a Canon layer of your own may have none
+            weight = getattr(canon, "weight", None)  # NoCanon has none; one of your own may not
             if torch.is_tensor(weight) and weight.dim() == 2:
                 found[f"{layer}{point}"] = weight.detach().abs().mean(1)
     return found
@@ -745,6 +755,7 @@ def inside(folder, title=None):
     words = [task.vocabulary[token] for token in document.tokens]
     rows = rows_before_targets(document)
     maps = {}
+    # The last token is left out: nothing follows it.
     for place, weights in attention_maps(model, document.tokens[:-1]).items():
         maps[place] = weights[rows]
     if not maps:
@@ -833,7 +844,7 @@ def read_command_line(argv):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = fail
+    parser.error = fail  # one line, without argparse's usage
     parser.add_argument("runs", nargs="+", help="run folders, or files that --save wrote")
     parser.add_argument("--out", type=Path, default="out", help="figures' folder (default: out)")
     parser.add_argument("--title", help="what was found (default: the task and the preset)")
@@ -856,7 +867,7 @@ def draw_runs(args):
         complain("no scores yet; did you mean out/*?")
     if runs and args.save:
         run_folders.pack(runs, args.save)
-    kinds = {}
+    kinds = {}  # {"copy_nano": its runs, ..}
     for run in runs:
         kinds.setdefault(f"{run['task']['name']}_{run['preset']}", []).append(run)
     for kind, its_runs in kinds.items():

@@ -45,18 +45,18 @@ class Training:
     """How long a run trains, on how much at a time, and by which optimizer."""
 
     steps: int | None  # None: the task sets them, which only Capo does
-    batch_size: int  # windows per step: sequences of block_size tokens
+    batch_size: int  # windows per step; the model reads block_size tokens of each
     lr: float  # the peak of the learning rate
-    warmup: int = 1000  # steps until it is reached
-    schedule: str = "cosine"  # after that: an entry of train.SCHEDULES
+    warmup: int = 1000  # steps until the peak is reached
+    schedule: str = "cosine"  # how lr falls after warm-up: an entry of train.SCHEDULES
     optimizer: str = "adamw"  # an entry of train.OPTIMIZERS
-    weight_decay: float = 0.03  # of matrices only
+    weight_decay: float = 0.03  # of the matrices of Linear and Embedding only
     betas: tuple = (0.9, 0.98)  # of AdamW, and so is eps
     eps: float = 1e-6
     clip: float = 1.0  # the maximum gradient norm; 0: no clipping
 
     def __post_init__(self):
-        self.betas = tuple(self.betas)
+        self.betas = tuple(self.betas)  # JSON makes it a list
         if self.steps is not None:
             require_range("steps", self.steps, 1, 10**8)
         require_range("batch_size", self.batch_size, 1, 10**5)
@@ -89,13 +89,14 @@ class Recipe:
             raise ValueError(f"dtype = {self.dtype!r}: allowed: float32, bfloat16")
 
     def as_dict(self):
-        """{part: value} of RECIPE_PARTS, in JSON's types: all but the preset's name."""
+        """The recipe without the preset's name, in JSON's types, as a file gives it back."""
         whole = json.loads(json.dumps(dataclasses.asdict(self)))
         del whole["preset"]
         return whole
 
 
-# The parts of a recipe that change the result (a name does not). --resume must find them unchanged.
+# The parts of a recipe that change the result, which the preset's name does not. --resume must find
+# them unchanged.
 RECIPE_PARTS = [field.name for field in dataclasses.fields(Recipe) if field.name != "preset"]
 
 
@@ -108,14 +109,14 @@ def read_checkpoint(folder):
     if not path.exists():
         raise RunError(f"{folder} has no ckpt.pt")
     try:
-        # torch.save writes a zip archive, which has a checksum for each of its files.
+        # It is a zip archive, with a checksum for each file in it. torch.load ignores these.
         with zipfile.ZipFile(path) as archive:
             damaged_file = archive.testzip()
         if damaged_file is not None:
             raise ValueError(f"the checksum of {damaged_file} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         check_contents(saved)
-    except OSError:
+    except OSError:  # a file that cannot be read need not be damaged
         raise
     except Exception as error:  # a damaged file can fail in any way
         raise RunError(one_line(f"{path} is damaged: {error}")) from None
@@ -123,7 +124,7 @@ def read_checkpoint(folder):
 
 
 def check_contents(saved):
-    """ValueError unless a checkpoint has its parts, each of its kind."""
+    """Raise an error unless a checkpoint has its parts, each of its kind."""
     kinds = {"model": dict, "optimizer": dict, "recipe": dict, "step": int, "log": list}
     for name, kind in kinds.items():
         if not isinstance(saved[name], kind):
@@ -137,7 +138,7 @@ def check_contents(saved):
     if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
         raise ValueError(f"seconds = {seconds}")
     for line in saved["log"]:
-        json.loads(line)
+        json.loads(line)  # raises an error unless it is JSON
 
 
 # What parts of a weight's name were in older checkpoints, and what they are today.
@@ -151,10 +152,10 @@ def todays_name(name):
 
 
 def load_weights(model, weights):
-    """Set the model's weights. ValueError if a name, a shape or a dtype differs, or one is NaN."""
+    """Set a model's weights. ValueError if a name, shape or dtype differs, or one is not finite."""
     weights = {todays_name(name): weight for name, weight in weights.items()}
     expected = model.state_dict()
-    different = weights.keys() ^ expected.keys()
+    different = weights.keys() ^ expected.keys()  # those in only one of the two
     if different:
         raise ValueError(f"the model's weights have other names, such as {different.pop()}")
     for name, weight in weights.items():
@@ -169,12 +170,12 @@ def load_optimizer(optimizer, saved):
     is checked: ValueError if it does not fit the weights.
     """
     kind = type(optimizer).__name__
-    if saved.get("optimizer_kind", kind) != kind:
+    if saved.get("optimizer_kind", kind) != kind:  # older checkpoints do not name it
         raise ValueError(f"its optimizer was {saved['optimizer_kind']}, not {kind}")
     if type(optimizer) is not torch.optim.AdamW:  # a subclass may remember something else
         optimizer.load_state_dict(saved["optimizer"])
         return
-    settings = optimizer.state_dict()["param_groups"]  # these follow from the recipe
+    settings = optimizer.state_dict()["param_groups"]  # from the recipe, not from the file
     try:
         state = saved["optimizer"]["state"]
         optimizer.load_state_dict({"state": state, "param_groups": settings})
@@ -182,7 +183,7 @@ def load_optimizer(optimizer, saved):
         raise ValueError(f"the optimizer's state: {error!r}") from None
     if saved["step"] > 0 and not optimizer.state:
         raise ValueError("the optimizer's state is empty")
-    for weight, memory in optimizer.state.items():  # a weight without a gradient has none
+    for weight, memory in optimizer.state.items():  # without weights that got no gradient
         if not torch.is_tensor(memory.get("step")):
             raise ValueError("the optimizer's state lacks its step for a weight")
         for name in ("exp_avg", "exp_avg_sq"):
@@ -224,7 +225,7 @@ class Run:
         self.recipe = {part: about[part] for part in RECIPE_PARTS}
         self.lines = []  # the log, dicts
         self.log_file = None
-        self.was_read_back = False
+        self.was_read_back = False  # whether a checkpoint was: `read_back` says why
         if resume and not (self.folder / "ckpt.pt").exists():
             raise RunError(f"--resume: {folder} has no ckpt.pt")
         if not writes:
@@ -246,8 +247,8 @@ class Run:
         """Write ckpt.pt, with the log so far: a resumed run goes on from both. What `state_dict`
         returns must be a dict of tensors and plain Python values, as torch.load reads no others.
 
-        It needs no random state: a batch follows from seed and step alone (tasks.py, Task.batch),
-        and so does what a layer may draw, since train.py sets the seed at each step.
+        A checkpoint needs no random state: a batch follows from seed and step alone (tasks.py,
+        Task.batch), and so does what a layer may draw, since train.py sets the seed at each step.
         """
         if not self.writes:
             return
@@ -264,7 +265,7 @@ class Run:
             checkpoint[name] = part.state_dict()
         with whole_file(self.folder / "ckpt.pt") as file:
             torch.save(checkpoint, file)
-        if step > 0 and not self.was_read_back:
+        if step > 0 and not self.was_read_back:  # at step 0 the optimizer has no state yet
             self.read_back()
 
     def restore(self, stateful):
@@ -272,7 +273,7 @@ class Run:
         seconds."""
         saved = read_checkpoint(self.folder)
         self.require_same_recipe(saved["recipe"])
-        if self.writes and not config_is_sound(self.folder):
+        if self.writes and not config_is_sound(self.folder):  # deleted or damaged since
             self.write_config()
         try:
             if saved["step"] > self.recipe["training"]["steps"]:
@@ -298,9 +299,10 @@ class Run:
     def finished(self):
         return bool(self.lines) and "final" in self.lines[-1]
 
-    # What these need:
+    # Helpers of the methods above:
 
     def append(self, text):
+        """Write text at the end of metrics.jsonl."""
         with naming(self.folder / "metrics.jsonl"):
             self.log_file.write(text)
             self.log_file.flush()
@@ -328,12 +330,13 @@ class Run:
             file.write(text.encode())  # the file takes bytes, as torch.save needs it
 
     def require_unused(self):
-        """RunError if the folder holds something. A run that has not logged anything may start
-        again: a bug in a layer of your own ends it so."""
+        """RunError if the folder holds something. But a run that has not logged anything may start
+        again: a bug in a layer of your own may have ended it before its first line."""
         if not self.folder.exists():
             return
         log = self.folder / "metrics.jsonl"
         has_log = log.exists() and log.stat().st_size > 0
+        # A kill while `whole_file` writes leaves a file whose name ends in ".new".
         own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
         strangers = [path for path in self.folder.iterdir() if path.name not in own_files]
         if (self.folder / "ckpt.pt").exists():
@@ -354,8 +357,8 @@ class Run:
         file = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")
         try:
             if fcntl is not None:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error at once if it is taken
+        except (BlockingIOError, PermissionError):  # which of them depends on the system
             raise RunError(f"{self.folder} is in use by another process") from None
         except OSError:  # some network file systems have no locks
             pass
@@ -363,7 +366,10 @@ class Run:
 
 
 def recipe_differences(old, new, name=""):
-    """What is different, in words: ['lr = 0.01, not 0.02', ..]. Both are JSON's dicts."""
+    """What is different, in words: ['lr = 0.01, not 0.02', ..].
+
+    old, new: two recipes in JSON's types, or, where it calls itself, their values of field `name`
+    """
     if not isinstance(old, dict) or not isinstance(new, dict):
         return [] if old == new else [f"{name} = {old!r}, not {new!r}"]
     found = []
@@ -373,7 +379,7 @@ def recipe_differences(old, new, name=""):
 
 
 def with_defaults(kind, values):
-    """The values of a dataclass, a dict, with the defaults of those fields that it lacks.
+    """The dict `values`, completed by the defaults of the fields of the dataclass `kind`.
 
     A run that is older than a field had the field's default.
     """
@@ -401,10 +407,10 @@ def whole_file(path):
         with naming(fresh), open(fresh, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # it is on the disk before it takes the old one's place
         os.replace(fresh, path)
     finally:
-        fresh.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)  # after an error; otherwise it has moved already
 
 
 @contextlib.contextmanager
@@ -416,8 +422,8 @@ def naming(path):
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def one_line(text, most=300):
-    return " ".join(str(text).split())[:most]
+def one_line(text):
+    return " ".join(text.split())[:500]
 
 
 # ---- 4. Reading runs -------------------------------------------------------
@@ -455,8 +461,7 @@ def read(folder):
         raise RunError(one_line(f"{folder} is not a run, or damaged: {error!r}")) from None
 
 
-# What figures and tables ask of a run's config.json: {field: its kind}. (A new field of Config need
-# not be here.)
+# What figures and tables ask of a run: {field: its kind}. (A new field of Config need not be here.)
 FIELDS = {"run": str, "preset": str, "dtype": str, "seed": int, "seconds": (int, float, type(None))}
 MODEL_FIELDS = {
     "n_layer": int,
@@ -471,7 +476,7 @@ MODEL_FIELDS = {
     "canon_residual": bool,
     "canon_silu": bool,
     "canon_frozen": bool,
-    "short_conv": (bool, type(None)),
+    "short_conv": bool,
 }
 
 
@@ -483,9 +488,9 @@ def checked(run):
     run["model"] = with_defaults(Config, run["model"])
     run["training"] = with_defaults(Training, run["training"])
     require_kinds(run["model"], MODEL_FIELDS)
-    if "units" not in run:  # written before runs said so
+    if "units" not in run:  # older runs do not name them
         task = make_task(**run["task"])
-        scored = set()
+        scored = set()  # an older run may lack scores that its task has today
         for evaluation in run["evals"]:
             scored.update(evaluation["eval"])
         run["units"] = {score: unit for score, unit in task.units.items() if score in scored}
@@ -523,12 +528,13 @@ def read_all(paths):
                 packed = json.loads(path.read_text())["runs"]
                 found += [checked(run) for run in packed]
         except FileNotFoundError:
-            if not path.exists():
+            if not path.exists():  # if it does, its run has not begun
                 problems.append(f"{path} does not exist")
         except RunError as error:
             problems.append(str(error))
         except Exception as error:
             problems.append(one_line(f"{path} is not a run, or damaged: {error!r}"))
+    # A run may be there twice: in its folder, and packed.
     runs = []
     for run in found:
         if any(evaluation["eval"] for evaluation in run["evals"]) and run not in runs:
@@ -546,8 +552,8 @@ def pack(runs, path):
 
 
 def register(program):
-    """Run a file of your own for the mixers, tasks and other things that it registers. It does not
-    train: its name is not "__main__" then."""
+    """Run a file of your own for the mixers, tasks and other things that it registers. What stands
+    under `if __name__ == "__main__"` does not run, so it does not train."""
     program = Path(program)
     sys.path.insert(0, str(program.resolve().parent))  # it may import others that stand beside it
     runpy.run_path(str(program), run_name="program")

@@ -32,11 +32,13 @@ def answered(task, model, seed, temperature=0.0):
     rng = np.random.default_rng([seed, SAMPLES])  # another stream than training's and evaluation's
     (document,) = task.documents(rng, 1)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
-    text, shown = "", 0
+    text = ""
+    shown = 0  # how many of the document's tokens are in the text
     for start, end in task.answer_spans(document):
-        asked, expected = document.tokens[:start], document.tokens[start:end]
+        asked = document.tokens[:start]  # with right answers to earlier questions
+        expected = document.tokens[start:end]
         length = end - start
-        if task.stop is not None:  # answers may differ in length
+        if task.stop is not None:  # the model's answer may be longer
             length = task.block_size + 1 - start
         answer = go_on(model, asked, length, task.stop, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space
@@ -76,6 +78,7 @@ def go_on(model, tokens, length, stop, temperature, generator):
 
 def coloured(text):
     """For a terminal: right answers in green, wrong ones in red."""
+    # In these patterns [^][]* is anything but brackets; \033[32m begins green, \033[0m ends it.
     text = re.sub(r"(\[[^][]*✓\])", "\033[32m\\1\033[0m", text)
     return re.sub(r"(\[[^][]*✗[^][]*\])", "\033[31m\\1\033[0m", text)
 
@@ -94,12 +97,14 @@ def read_command_line(argv):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = fail
+    parser.error = fail  # one line, without argparse's usage
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, help="how many instances (default: 3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
     parser.add_argument(
-        "--length", type=int, help="at most this many tokens after --prompt (default: 100)"
+        "--length",
+        type=int,
+        help="at most this many tokens after --prompt (default: 100, or what fits)",
     )
     parser.add_argument(
         "--temperature",

@@ -1,8 +1,9 @@
 """The tasks: what each one asks, how its data are drawn, and how a model is scored.
 
 Each isolates one skill that language models need (arXiv 2512.17351, Section 3); only the last one,
-real text, asks for all at once. A task draws documents, marks the targets in them, here in
-[brackets], and packs them into windows:
+real text, asks for all at once. A task draws documents, marks the targets in them, and packs them
+into windows. Here are two documents of Copy, with their targets in [brackets]; the second one is
+cut off:
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
@@ -13,7 +14,8 @@ expressions.
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
 (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the table
 of tasks, where a task of your own goes too; 10 prints examples. The default arguments of a task are
-its smallest scale. Comments such as `# exercise 7` belong to the assignment; ignore them otherwise.
+its sizes in train.py's preset nano. Comments such as `# exercise 7` belong to the assignment;
+ignore them otherwise.
 """
 
 import functools
@@ -35,13 +37,14 @@ from torch.nn.utils.rnn import pad_sequence
 # ---- 1. A task -------------------------------------------------------------
 #
 # A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
-# training window is documents in a row, each opened by <bos> (our choice; Text cuts its windows
-# from one long text). Unless a task scores otherwise, a document counts as right if the model
-# predicts all of its targets.
+# training window is documents in a row, each opened by <bos> (the paper leaves this open). Text has
+# no documents: its windows are cut from one long text. Unless a task scores otherwise, a document
+# counts as right if the model predicts all of its targets.
 
 # The second number of a seed, such as [seed, TRAIN, step], so that streams are independent.
 TRAIN, EVAL, PEOPLE, EXPOSURES, SAMPLES = range(5)
-ROWS = 32  # how many documents a model reads at a time when it is scored
+# So many documents a model reads at a time when it is scored, and so many it writes.
+ROWS, WRITTEN_ROWS = 32, 128
 
 
 class Document:
@@ -58,7 +61,7 @@ class Document:
     def ask(self, tokens):
         """Append tokens that a model must predict. Returns their span."""
         start = len(self.tokens)
-        self.give(tokens)
+        self.tokens.extend(tokens)
         span = (start, len(self.tokens))
         self.targets.append(span)
         return span
@@ -86,10 +89,11 @@ class Task:
     A task defines `documents`, which training and evaluation draw (those of Capo and Text are only
     shown: they override `batch` and `evaluate`); `meaning`, one line about them; `vocabulary`, what
     each token stands for (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`.
-    The defaults of its constructor's arguments are its usual sizes.
-    train.py has options for the arguments of our tasks, such as N; one of another name needs an
-    option there. The constructor calls `check_fits` with the length of its longest document:
-    training cuts off a longer one, and scoring it fails. make_task adds `name` and `settings`.
+
+    The defaults of its constructor's arguments are its sizes in the preset nano. train.py has
+    options for the arguments of our tasks, such as N; one of another name needs an option there.
+    The constructor calls `check_fits` with the length of its longest document: training cuts off a
+    longer one, and scoring it fails. make_task adds `name`, `run_seed` and `settings`.
     """
 
     # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
@@ -103,7 +107,7 @@ class Task:
 
     def __init__(self, block_size):
         require_range("block_size", block_size, 1)
-        self.block_size = block_size  # the model's context; a window has one more token
+        self.block_size = block_size  # what a model reads; a window has one more token, a target
 
     @property
     def vocab_size(self):
@@ -114,23 +118,24 @@ class Task:
         raise NotImplementedError
 
     def training_documents(self, rng, count):
-        """The documents to train on. For examples of your own, which are few, override this: leave
-        out those that `documents` draws, which are scored and shown."""
+        """The documents to train on. If your task has few examples, override this to leave out
+        those that `documents` draws: they are scored and shown."""
         return self.documents(rng, count)
 
     def batch(self, seed, step, batch_size):
-        """The training windows that come after `step` steps: with 0, those of train.py's step 1.
+        """The training windows of one step. Steps count from 0, so these are for train.py's
+        step + 1.
 
         Returns tokens (int64) and loss mask (bool), both (batch_size, block_size + 1).
 
-        Each window starts with a new document and cuts its last one off. They depend on the
-        arguments alone: every model, resumed run and loader worker sees the same.
+        Each window starts with a new document and cuts its last one off. The windows depend on the
+        arguments alone, so every model, resumed run and loader worker sees the same.
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1
         packed = Document()  # the windows, one after the other
         drawn_documents, drawn_tokens = 0, 0
-        count = 2 * batch_size  # a first try; from then on the mean length is known
+        count = 2 * batch_size  # a first try; after it, the mean length of a document is known
         while len(packed.tokens) < batch_size * width:
             for document in self.training_documents(rng, count):
                 drawn_documents += 1
@@ -151,11 +156,11 @@ class Task:
         right = self.right_tokens(model, [document.tokens for document in documents])
         right_documents, right_targets = [], []
         for row, document in zip(right, documents):
-            # A target that is the first token counts for nothing: the model predicts the second.
+            # Nothing predicts the first token of a document, so it is left out, even as a target.
             answers = [row[max(start, 1) : end] for start, end in document.targets]
-            targets = np.concatenate(answers)
-            right_documents.append(targets.all())
-            right_targets.append(targets)
+            outcomes = np.concatenate(answers)  # a bool per target token
+            right_documents.append(outcomes.all())
+            right_targets.append(outcomes)
         return {"sequences": share(right_documents), "tokens": share(np.concatenate(right_targets))}
 
     @torch.no_grad()
@@ -171,7 +176,8 @@ class Task:
         for rows in tokens.split(ROWS):
             logits, _ = model(rows[:, :-1])
             right.append(logits.argmax(-1) == rows[:, 1:])
-        return F.pad(torch.cat(right), (1, 0)).cpu().numpy()  # nothing predicts the first token
+        # False in front: nothing predicts the first token.
+        return F.pad(torch.cat(right), (1, 0)).cpu().numpy()
 
     def check_fits(self, longest):
         """ValueError if a window does not hold `longest` tokens."""
@@ -186,15 +192,17 @@ class Task:
         return [(max(start, 1), end) for start, end in document.targets if end > 1]
 
     def is_right(self, document, span, answer):
-        """Whether these tokens are right in place of the span. None: there is no right or wrong."""
+        """Whether `answer`, a list of tokens, is right in place of the span. None: there is no
+        right or wrong."""
         start, end = span
         return answer == document.tokens[start:end]
 
     def encode(self, text):
-        """The tokens of a text in the task's words. ValueError names a word that is not one."""
+        """The tokens of a text in the task's words. Raises ValueError for a word that the task does
+        not have."""
         tokens = []
         for word in text.split():
-            if word not in self.vocabulary[1:]:
+            if word not in self.vocabulary:
                 raise ValueError(f"{word!r} is not a word of {self.name}")
             tokens.append(self.vocabulary.index(word))
         return tokens
@@ -208,7 +216,7 @@ def documents_for(windows, width, mean_length):
     """How many documents to draw for so many windows of `width` tokens.
 
     Each window cuts off its last document, so draw one more per window than it holds. A tenth and
-    eight more make a second draw rare.
+    eight more make a further draw rare.
     """
     per_window = width / mean_length + 1
     return int(1.1 * (windows * per_window)) + 8
@@ -227,9 +235,9 @@ def share(outcomes):
     return float(np.mean(outcomes))
 
 
-def require(ok, field, value, allowed):
+def require(ok, field, value, reason):
     if not ok:
-        raise ValueError(f"{field} = {value!r}: {allowed}")
+        raise ValueError(f"{field} = {value!r}: {reason}")
 
 
 def require_range(field, value, least, most=10**6):
@@ -263,9 +271,9 @@ class Copy(Task):
     def __init__(self, N=64, block_size=129):
         super().__init__(block_size)
         require_range("N", N, 2)
-        self.check_fits(2 * N + 2)
+        self.check_fits(2 * N + 2)  # <bos>, <query> and twice the numbers
         self.N = N
-        self.bos, self.query = N + 1, N + 2
+        self.bos, self.query = N + 1, N + 2  # the number x is token x
         numbers = [str(number) for number in range(1, N + 1)]
         self.vocabulary = ["", *numbers, "<bos>", "<query>"]
 
@@ -287,11 +295,11 @@ def permutations(rng, count, n):
 #
 # The edges of a cycle, here a -> b -> d -> c -> a, in random order; then
 # questions: who comes k after q? The answer follows at once, so all k hops
-# happen inside the network: this measures its depth. Names are words of several
-# tokens (1-2 in Depo1, 5-7 in Depo2), so a hop first puts neighbours together.
-# Each name appears twice, and only counting from <bos> tells a source from a
-# target. Depo0, our addition, removes both difficulties: names are single tokens,
-# and a comma ends each edge.
+# happen inside the network: this measures its depth. Names are words of 1-2 tokens
+# in Depo1 and 5-7 in Depo2, so a hop first puts neighbours together. Each name
+# appears twice among the edges, and only counting from <bos> tells a source from
+# a target. Depo0, our addition, removes both difficulties: names are single
+# tokens, and a comma ends each edge.
 #
 # N is the most names of a cycle, K the most hops that are asked for, and V the
 # number of letters that words are made of. Keep N > 2K: on a cycle of n names, k
@@ -316,27 +324,28 @@ class Depo(NamesTask):
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        require_range("K", K, 1, min(N - 1, 256))  # up to 256, at most ten k are scored
+        # An instance asks up to ten questions. Up to K = 256, no more k than that are scored.
+        require_range("K", K, 1, min(N - 1, 256))
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge_length = 2 * self.words.longest + (1 if separator else 0)  # at most, in tokens
-        question_length = 2 * self.words.longest + 2
+        question_length = 2 * self.words.longest + 2  # <query_k>, q, <ans> and the answer
         self.check_fits(1 + N * edge_length + min(N, self.most_questions) * question_length)
 
         queries = [f"<query_{k}>" for k in range(1, K + 1)]
         self.vocabulary = [""] + self.words.vocabulary + ["<bos>", "<ans>"] + queries
         self.bos = 1 + len(self.words.vocabulary)
         self.ans = self.bos + 1  # <query_k> is token ans + k
-        self.separator = ()
+        self.separator = ()  # the tokens that end an edge: none, or a comma
         if separator:
             self.vocabulary.append(",")
             self.separator = (self.vocabulary.index(","),)
 
         self.scored = powers_of_two(K)  # the k that evaluate asks for
         if K > 3:
-            self.scored.insert(2, 3)
+            self.scored.insert(2, 3)  # after 1 and 2
         self.units = {f"k={k}": "share" for k in self.scored}
-        self.chance = 1 / (N - 1)  # another node of the cycle
+        self.chance = 1 / (N - 1)  # one of the nodes other than q
 
     def documents(self, rng, count):
         sizes = draw_sizes(rng, count, self.N)
@@ -355,8 +364,8 @@ class Depo(NamesTask):
         drawn = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
         for names, sources, asked in drawn:
             # names    the words of nodes 0..n-1, each a tuple of tokens
-            # sources  0..n-1 in random order: in which the edges x -> x + 1 are written
-            # asked    0..n-1 in another: in which nodes are asked about
+            # sources  0..n-1 in random order, the order in which edges x -> x + 1 are written
+            # asked    0..n-1 in another order, that in which nodes are asked about
             n = len(names)
             document, answers = Document([self.bos]), []
             # exercise 7: document and answers; next(next_hops) is the next question's k
@@ -374,12 +383,13 @@ class Depo(NamesTask):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
         rng = np.random.default_rng([seed, EVAL])
         n_questions = n * min(self.N, self.most_questions)
-        hops = rng.permutation(np.resize(self.scored, n_questions)).tolist()  # each k as often
+        # np.resize repeats the scored k in turn, so that each is asked equally often.
+        hops = rng.permutation(np.resize(self.scored, n_questions)).tolist()
         sizes = [self.N for _ in range(n)]
         instances = list(self.instances(rng, sizes, hops))
-        found = self.right_tokens(model, [document.tokens for document, _ in instances])
+        rows = self.right_tokens(model, [document.tokens for document, _ in instances])
         right = defaultdict(list)
-        for row, (_, answers) in zip(found, instances):
+        for row, (_, answers) in zip(rows, instances):
             for k, start, end in answers:
                 right[k].append(row[start:end].all())
         return {f"k={k}": share(right[k]) for k in self.scored}
@@ -409,13 +419,13 @@ def draw_sizes(rng, count, N):
 @functools.lru_cache
 def chances_up_to(N):
     """P(a size is at most n) for n in 3..N."""
-    weights = 1 / (np.arange(3, N + 1) + N**0.5)  # P(n) is proportional to these
+    weights = 1 / (np.arange(3, N + 1) + N**0.5)
     sums = weights.cumsum()
     return sums / sums[-1]  # the last one is 1
 
 
 def shuffles(rng, sizes):
-    """For each size n, the numbers 0..n-1 in random order: they sort n random keys."""
+    """For each size n, the numbers 0..n-1 in random order: the order of n random keys."""
     keys = rng.random(sum(sizes))
     orders, start = [], 0
     for n in sizes:
@@ -466,7 +476,7 @@ class Words:
         if self.longest == 1:
             found = []
             for letters, n in zip(permutations(rng, len(sizes), self.V), sizes):
-                found.append([self.one_letter[i] for i in letters[:n].tolist()])
+                found.append([self.one_letter[i] for i in letters[:n].tolist()])  # any n of V
             return found
         words = [[None] * n for n in sizes]
         taken = [set() for _ in sizes]  # each document's words so far
@@ -484,8 +494,8 @@ class Words:
                         taken[document].add(word)
                         words[document][place] = word
                 missing[document] = came_twice
-        # A short word is likelier to have come before, so later places get longer words. Shuffle
-        # them, or a word's place would hint at its length.
+        # Of two equal words the later one was drawn again, and short words are equal more often. So
+        # later places have longer words. Shuffle them, or a word's place would hint at its length.
         shuffled = []
         for found, order in zip(words, shuffles(rng, sizes)):
             shuffled.append([found[i] for i in order])
@@ -496,13 +506,13 @@ class Words:
         lengths = rng.integers(self.shortest, self.longest + 1, count)
         letters = rng.integers(1, self.V + 1, (count, self.longest))
         letters[np.arange(count), lengths - 1] += self.V  # a word's last token shows the end
-        # Slices of one flat tuple: twice as fast as a tuple per row.
-        letters = tuple(letters.ravel().tolist())
+        # Slices of one flat tuple: faster than a tuple per row.
+        flat = tuple(letters.ravel().tolist())
         starts = range(0, count * self.longest, self.longest)
-        return [letters[start : start + length] for start, length in zip(starts, lengths.tolist())]
+        return [flat[start : start + length] for start, length in zip(starts, lengths.tolist())]
 
     def split(self, tokens):
-        """The words that tokens spell, tuples; a special token is one, too."""
+        """The words that tokens spell, as tuples. A special token is a word of its own."""
         words, word = [], ()
         for token in tokens:
             word += (token,)
@@ -534,12 +544,13 @@ class Brevo(NamesTask):
         super().__init__(block_size)
         require_range("N", N, 3)
         self.N, self.words = N, Words(N, V, word_len)
-        # A window holds the most edges and the longest answer, in words of average length. A longer
-        # instance (3% of Brevo2's at N = 5, none of 20,000 at N = 20) is drawn again if need be.
+        # A window must hold the most edges and the longest answer, in words of average length. An
+        # instance that is longer than the window is drawn again. (In the smallest window, that is
+        # 3% of Brevo2's at N = 5, and none of 20,000 at N = 20.)
         most_edges = sum(min(4, node) for node in range(N))
-        most_words = 2 * most_edges + 1 + N
+        most_words = 2 * most_edges + 1 + N  # the edges, q and the answer
         average = (self.words.shortest + self.words.longest) / 2
-        self.check_fits(4 + math.ceil(most_words * average))
+        self.check_fits(4 + math.ceil(most_words * average))  # <bos>, <query>, <ans> and <eos>
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
         self.stop = self.eos
@@ -552,7 +563,7 @@ class Brevo(NamesTask):
             yield document
 
     def instances(self, rng, sizes):
-        """For each size n a document, each node's parents, and q."""
+        """Yields, for each size n, a document, each node's parents, and q."""
         all_names = self.words.draw(rng, sizes)
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for one number
         for names in all_names:
@@ -563,7 +574,7 @@ class Brevo(NamesTask):
             yield document, parents, q
 
     def instance(self, dice, names):
-        """One of them. names[x] is the word of node x, a tuple of tokens."""
+        """A document, each node's parents, and q. names[x] is the word of node x, a tuple."""
         n = len(names)
         parents = draw_graph(dice, n)
         q = dice.randrange(n - math.ceil(n / 4), n)  # the last quarter has parents
@@ -585,7 +596,7 @@ class Brevo(NamesTask):
 
     def verify(self, prompt, answer):
         """Whether the answer is right for the prompt, which ends in <ans>. Both are lists."""
-        _, *edges, _, q, _ = self.words.split(prompt)
+        _, *edges, _, q, _ = self.words.split(prompt)  # <bos> edges <query> q <ans>
         parents = defaultdict(set)
         for parent, child in zip(edges[::2], edges[1::2]):
             parents[child].add(parent)
@@ -597,10 +608,10 @@ class Brevo(NamesTask):
             if not parents[word] <= placed:
                 return False
             placed.add(word)
-        return sorted(named) == sorted(dependencies(parents, q))
+        return sorted(named) == sorted(dependencies(parents, q))  # each of them once
 
     def answer_spans(self, document):
-        """Everything after <ans>."""
+        """All that follows <ans>, which is the first token of the only target."""
         ((start, end),) = document.targets
         return [(start + 1, end)]
 
@@ -630,7 +641,7 @@ class Brevo(NamesTask):
     def answer_greedily(self, model, prompts, longest):
         """What the model writes after prompts of one length: lists of tokens."""
         answers = []
-        for rows in torch.tensor(prompts, device=device_of(model)).split(4 * ROWS):
+        for rows in torch.tensor(prompts, device=device_of(model)).split(WRITTEN_ROWS):
             whole = model.generate(rows, longest, temperature=0.0, stop=self.eos)
             answers += whole[:, rows.shape[1] :].tolist()
         return answers
@@ -663,18 +674,23 @@ def draw_graph(dice, n):
     return parents
 
 
+def dependencies(parents, q):
+    """q and all that it depends on, a set."""
+    found, unexplored = {q}, [q]
+    while unexplored:
+        new = set(parents[unexplored.pop()]) - found
+        found |= new
+        unexplored += new
+    return found
+
+
 def draw_order(dice, parents, q):
-    """All that q depends on and q, parents first. Drawn backward from q: each time one of the nodes
-    whose needed children are all placed."""
-    # First find all that q depends on, and count each one's children among them.
-    unplaced_children = [0] * len(parents)
-    needed = [q]  # grows in the loop
-    for node in needed:
+    """q and all that it depends on, parents first. Drawn backward from q: each time, one of the
+    nodes whose children among them are all placed."""
+    unplaced_children = [0] * len(parents)  # of each node, among those that q depends on
+    for node in dependencies(parents, q):
         for parent in parents[node]:
-            if unplaced_children[parent] == 0:
-                needed.append(parent)
             unplaced_children[parent] += 1
-    # Then place them. A node is ready when all these children are placed.
     order, ready = [], [q]
     while ready:
         node = ready.pop(dice.randrange(len(ready)))
@@ -684,16 +700,6 @@ def draw_order(dice, parents, q):
             if unplaced_children[parent] == 0:
                 ready.append(parent)
     return order[::-1]
-
-
-def dependencies(parents, q):
-    """q and all that it depends on, a set."""
-    found, unexplored = {q}, [q]
-    while unexplored:
-        new = set(parents[unexplored.pop()]) - found
-        found |= new
-        unexplored += new
-    return found
 
 
 def depth_of(parents, q):
@@ -722,8 +728,8 @@ class Mano(Task):
 
     def __init__(self, L=2, block_size=128):
         super().__init__(block_size)
-        require_range("L", L, 1, 400)  # Python's recursion goes so deep
-        self.check_fits(2 * L + 5)
+        require_range("L", L, 1, 400)  # expressions may nest so deep; Python limits recursion
+        self.check_fits(2 * L + 5)  # L operators and L + 1 operands, between four other tokens
         self.L = L
         numbers = [str(number) for number in range(self.modulus)]
         lengths = [f"<len_{l}>" for l in range(1, L + 1)]
@@ -775,7 +781,7 @@ class Mano(Task):
         instances = list(self.instances(np.random.default_rng([seed, EVAL]), lengths))
         right = defaultdict(list)
         for row, tokens, l in zip(self.right_tokens(model, instances), instances, lengths):
-            right[l].append(row[len(tokens) - 1])
+            right[l].append(row[len(tokens) - 1])  # the last token is the value
         return {f"l={l}": share(right[l]) for l in self.scored}
 
 
@@ -785,14 +791,8 @@ class Mano(Task):
 #
 # A sentence grows from the root: level by level, each symbol becomes one of its
 # rules, all equally likely, down to the tokens 1, 2, 3. Nothing marks where the
-# tokens of a symbol begin or end, so the model infers the whole tree. All tokens
-# are targets. Both scores come from one chart. Let
-#
-#     I_X[i, j] = P(X grows into exactly the tokens i .. j-1)
-#
-# Then I_X is the mean over X's rules, such as X -> B C D, of the matrix products
-# I_B I_C I_D: "B up to somewhere, C from there, D from there". So the tokens'
-# matrices give those of the next level, and on up.
+# tokens of a symbol begin or end, so the model must infer the whole tree. All
+# tokens are targets. Both scores come from one chart (`Grammar.chart`).
 
 GRAMMARS = {  # {symbol: its rules}
     "cfg3f": {
@@ -861,7 +861,8 @@ GRAMMARS = {  # {symbol: its rules}
 class Grammar:
     """A levelled context-free grammar, from {symbol: its rules as in GRAMMARS}.
 
-    rules          {symbol: list of tuples of symbols}, lower levels first, without those above root
+    rules          {symbol: list of tuples of symbols}, lower levels first; symbols with a number
+                   above the root's are left out
     root           the symbol that sentences grow from, by default the highest
     mean, longest  {symbol: how many tokens it grows into}
     """
@@ -875,23 +876,24 @@ class Grammar:
                 choices = rules[symbol].split("|")
                 self.rules[symbol] = [tuple(map(int, rule.split())) for rule in choices]
 
-        self.mean, self.longest = {1: 1, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 1}
-        for symbol, choices in self.rules.items():
-            means, longest = [], []
-            for rule in choices:
+        self.mean = {1: 1, 2: 1, 3: 1}  # a token grows into itself
+        self.longest = {1: 1, 2: 1, 3: 1}
+        for symbol, rules_of_symbol in self.rules.items():
+            means, lengths = [], []
+            for rule in rules_of_symbol:
                 means.append(sum(self.mean[part] for part in rule))
-                longest.append(sum(self.longest[part] for part in rule))
-            self.mean[symbol], self.longest[symbol] = np.mean(means), max(longest)
+                lengths.append(sum(self.longest[part] for part in rule))
+            self.mean[symbol], self.longest[symbol] = np.mean(means), max(lengths)
 
         # The rules as tables, for `sample`: how many a symbol has, and their parts, zeros after.
-        most_choices = max(len(choices) for choices in self.rules.values())
-        most_parts = max(max(map(len, choices)) for choices in self.rules.values())
-        self.choices = np.zeros(self.root + 1, dtype=np.int64)
-        self.parts = np.zeros((self.root + 1, most_choices, most_parts), dtype=np.int64)
-        for symbol, choices in self.rules.items():
-            self.choices[symbol] = len(choices)
-            for choice, rule in enumerate(choices):
-                self.parts[symbol, choice, : len(rule)] = rule
+        most_rules = max(len(rules_of_symbol) for rules_of_symbol in self.rules.values())
+        most_parts = max(max(map(len, rules_of_symbol)) for rules_of_symbol in self.rules.values())
+        self.n_rules = np.zeros(self.root + 1, dtype=np.int64)
+        self.parts = np.zeros((self.root + 1, most_rules, most_parts), dtype=np.int64)
+        for symbol, rules_of_symbol in self.rules.items():
+            self.n_rules[symbol] = len(rules_of_symbol)
+            for number, rule in enumerate(rules_of_symbol):
+                self.parts[symbol, number, : len(rule)] = rule
 
     def sample(self, rng, count):
         """`count` sentences, lists of tokens."""
@@ -899,8 +901,9 @@ class Grammar:
         sentence = np.arange(count)  # in which of them each symbol is
         while symbols[0] in self.rules:  # all symbols are on one level, so one stands for all
             chances = rng.random(len(symbols))  # uniform in [0, 1)
-            choices = (chances * self.choices[symbols]).astype(np.int64)
-            parts = self.parts[symbols, choices]  # (symbols, most parts of a rule)
+            chosen = (chances * self.n_rules[symbols]).astype(np.int64)
+            parts = self.parts[symbols, chosen]  # (symbols, most parts of a rule)
+            # Zeros fill up short rules. What is left stands in the order of the sentences.
             sentence = np.repeat(sentence, (parts > 0).sum(1))
             symbols = parts[parts > 0]
         ends = np.bincount(sentence).cumsum()
@@ -914,54 +917,60 @@ class Grammar:
         returns   (B, T + 1, 4) float64 (float32 on MPS): [b, t, v] is scale^t times the probability
                   that a sentence starts with row b's first t tokens and then has v (0: ends). The
                   scale, about 1 / P(a token), prevents underflow
+
+        Up, level by level: I_X[i, j] = P(X grows into exactly the tokens i .. j-1) is the mean over
+        X's rules, such as X -> B C D, of the matrix products I_B I_C I_D: "B up to somewhere, C
+        from there, D from there".
+
+        Down: starts[X][t] = P(a sentence has the row's first t tokens, and an X begins after them).
+        The root begins at 0, a rule's first part where its symbol does, the next part where that
+        ends; `end` is where the root's last part ends.
         """
         B, T = tokens.shape
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
-        # Up, level by level: inside[X] = I_X, (B, T + 1, T + 1), of all symbols below the root. It
-        # is zero where j - i exceeds longest[X]; skipping that is several times faster.
-        # Down: starts[X][t] = P(the first t tokens are right, and an X begins there). The root
-        # begins at 0, a rule's first part where its symbol does, the next where that ends; `end`
-        # is where the root's last part ends.
-        # exercise 11: starts[X] and end, (B, 1, T + 1)
+        # exercise 11: inside[X] = I_X, (B, T + 1, T + 1); then starts[X] and end, (B, 1, T + 1)
         inside = {}
         for token in (1, 2, 3):
             here = scale * (tokens == token).to(dtype)
-            inside[token] = torch.diag_embed(here, 1)
+            inside[token] = torch.diag_embed(here, 1)  # `scale` at [i, i + 1] if it is token i
         for symbol in list(self.rules)[:-1]:  # lowest level first; the root's is not needed
             total = 0  # over the rules: (B, T + 1, T + 1)
             for rule in self.rules[symbol]:
+                # product[i, j] is zero where j - i exceeds width. Skipping these zeros makes long
+                # sentences several times faster.
                 product, width = inside[rule[0]], self.longest[rule[0]]
                 for part in rule[1:]:
                     product = band_product(product, inside[part], width, self.longest[part])
                     width += self.longest[part]
                 total = total + product
             inside[symbol] = total / len(self.rules[symbol])
-        zeros = tokens.new_zeros(B, 1, T + 1, dtype=dtype)
+        zeros = tokens.new_zeros(B, 1, T + 1, dtype=dtype)  # shared, so never written in place
         starts, end = defaultdict(lambda: zeros), zeros
         starts[self.root] = zeros.clone()
         starts[self.root][:, :, 0] = 1
         for symbol in reversed(self.rules):  # from the root down
             for rule in self.rules[symbol]:
-                begins = starts[symbol] / len(self.rules[symbol])  # the rule's first part
+                begins = starts[symbol] / len(self.rules[symbol])  # where the first part begins
                 for part in rule:
                     starts[part] = starts[part] + begins
-                    begins = begins @ inside[part]  # the next part, where this one ends
+                    begins = begins @ inside[part]  # where this part ends, and the next one begins
                 if symbol == self.root:
                     end = end + begins
         # end of exercise
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
 
 
-def band_product(left, right, left_width, right_width, rows=64):
-    """left @ right, both (B, T, T), where left[i, j] = 0 unless i <= j <= i + left_width, and right
+def band_product(left, right, left_width, right_width):
+    """left @ right, both (B, S, S), where left[i, j] = 0 unless i <= j <= i + left_width, and right
     likewise: some rows at a time, without the zeros."""
-    T = left.shape[1]
+    S = left.shape[1]
     product = torch.zeros_like(left)
-    for first in range(0, T, rows):
-        some = slice(first, first + rows)
-        middle = slice(first, min(first + rows + left_width, T))  # where these rows of left end
-        reached = slice(first, min(middle.stop + right_width, T))  # and those of the product
-        product[:, some, reached] = left[:, some, middle] @ right[:, middle, reached]
+    n_rows = 64
+    for first in range(0, S, n_rows):
+        rows = slice(first, first + n_rows)
+        middle = slice(first, min(first + n_rows + left_width, S))  # where these rows of left end
+        reached = slice(first, min(middle.stop + right_width, S))  # and those of the product
+        product[:, rows, reached] = left[:, rows, middle] @ right[:, middle, reached]
     return product
 
 
@@ -973,9 +982,9 @@ class Lano(Task):
         super().__init__(block_size)
         require(cfg in GRAMMARS, "cfg", cfg, f"allowed: {', '.join(GRAMMARS)}")
         self.grammar = Grammar(GRAMMARS[cfg], root)
-        usual_length = self.grammar.mean[self.grammar.root]
+        mean_length = self.grammar.mean[self.grammar.root]
         # <bos> and a sentence of twice the mean length: nearly all are shorter.
-        self.check_fits(1 + math.ceil(2 * usual_length))
+        self.check_fits(1 + math.ceil(2 * mean_length))
         self.vocabulary = ["", "1", "2", "3", "<bos>"]
         self.bos = self.stop = 4
 
@@ -986,27 +995,29 @@ class Lano(Task):
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
-        """sentences: the share that parses of n drawn at temperature 1, from <bos> to <bos>.
+        """sentences: of n texts drawn at temperature 1, from <bos> to <bos>, the share that are
+        sentences of the grammar.
 
         KL: of the next-token distribution from the exact one, in nats, the mean over all places of
         n sentences.
         """
         generator = torch.Generator(device_of(model)).manual_seed(seed)
         parsed = 0
-        for bos in torch.full((n, 1), self.bos, device=device_of(model)).split(4 * ROWS):
+        for bos in torch.full((n, 1), self.bos, device=device_of(model)).split(WRITTEN_ROWS):
             drawn = model.generate(bos, self.block_size, stop=self.bos, generator=generator)[:, 1:]
             parsed += int(self.parses(drawn).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, n_places = 0.0, 0
-        for rows in sentences[:, : self.block_size - 1].split(ROWS):  # <bos> goes before them
+        # With <bos> before them, so many tokens fill the context.
+        for rows in sentences[:, : self.block_size - 1].split(ROWS):
             rows = rows.to(device_of(model))
-            chart = self.charts(rows)  # (rows, T + 1, 4), zero behind the end
+            chart = self.charts(rows)  # (rows, T + 1, 4), zero at places after a sentence's end
             is_place = chart.sum(-1) > 0
             exact = chart[is_place] / chart[is_place].sum(-1, keepdim=True)
-            logits = model(F.pad(rows, (1, 0), value=self.bos))[0][is_place]
+            logits, _ = model(F.pad(rows, (1, 0), value=self.bos))
             chart_order = [self.bos, 1, 2, 3]  # <bos> ends a sentence
-            log_model = logits.to(exact.dtype).log_softmax(-1)[:, chart_order]
+            log_model = logits[is_place].to(exact.dtype).log_softmax(-1)[:, chart_order]
             exact_log_exact = torch.xlogy(exact, exact)  # 0 where exact is 0
             nats += float((exact_log_exact - exact * log_model).sum())
             n_places += len(exact)
@@ -1023,7 +1034,8 @@ class Lano(Task):
 
     def charts(self, tokens):
         """The chart of many rows, a few at a time to save memory."""
-        few = max(1, 2**21 // tokens.shape[1] ** 2)
+        most_numbers = 2**21  # in one of the chart's matrices, for all these rows: 16 MB in float64
+        few = max(1, most_numbers // tokens.shape[1] ** 2)
         return torch.cat([self.grammar.chart(rows) for rows in tokens.split(few)])
 
     def answer_spans(self, document):
@@ -1041,10 +1053,10 @@ class Lano(Task):
 #
 # Biographies of N invented people, each met 100 times, each time in newly drawn
 # wordings. How many bits of them does a model hold per parameter? A person has
-# three names and some facts, each of one token (the birth date of three). Three
-# words before a fact tell which it is, in one of 10 wordings. Names and facts are
-# uniform, so log2 of the possibilities is what there is to know. All tokens are
-# targets. We chose tokens in place of English.
+# three names and some facts. Each is one token, and the birth date three. Three
+# words before a fact tell which it is, worded in one of 10 ways. Names and facts
+# are uniform, so log2 of the possibilities is what there is to know. All tokens
+# are targets. We chose tokens in place of English.
 
 NAMES = {"first name": 400, "middle name": 400, "last name": 1000}  # how many there are of each
 FACTS = {
@@ -1073,7 +1085,8 @@ WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
 VALUE_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
 VALUE_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in VALUE_PLACES]
 
-SENTENCES, WORDINGS = 6, 10  # of a biography; of each sentence
+SENTENCES = 6  # in a biography
+WORDINGS = 10  # of each sentence
 FILLERS = 50  # the different words that wordings are made of
 
 
@@ -1088,6 +1101,7 @@ class Capo(Task):
 
     def __init__(self, N=2000, exposures=100, block_size=139):
         super().__init__(block_size)
+        # With more, NumPy lists all names to choose among them.
         require_range("N", N, 1, POSSIBLE_NAMES // 50)
         require_range("exposures", exposures, 1)
         self.check_fits(len(BIOGRAPHY))
@@ -1098,7 +1112,7 @@ class Capo(Task):
         words = [f"word-{i}" for i in range(FILLERS)]
         self.vocabulary = [""] + values + words + ["<bos>"]
         self.first_word, self.bos = 1 + len(values), 1 + len(values) + len(words)
-        # three words in each wording of each sentence, no two the same
+        # Each wording of each sentence is three words. No two are alike. All seeds have the same.
         rng = np.random.default_rng(0)
         numbers = rng.choice(FILLERS**3, (SENTENCES, WORDINGS), replace=False)
         three_words = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))  # digits, base 50
@@ -1114,7 +1128,7 @@ class Capo(Task):
         chosen = rng.integers(0, WORDINGS, (len(who), SENTENCES))
         words = self.wordings[np.arange(SENTENCES), chosen]  # (people, SENTENCES, 3)
         people = draw_people(seed, self.N)[who]  # (people, 12)
-        text = np.full((len(who), len(BIOGRAPHY)), self.bos)
+        text = np.full((len(who), len(BIOGRAPHY)), self.bos)  # all but the first are written over
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
         text[:, VALUE_PLACES] = people[:, VALUE_COLUMNS]
         return text
@@ -1127,9 +1141,10 @@ class Capo(Task):
     def batch(self, seed, step, batch_size):
         """As in all tasks, but windows hold whole biographies, zeros after, and every person
         appears once per epoch."""
-        exposures = batch_size * self.lives_per_window
-        epochs, places = np.divmod(np.arange(step * exposures, (step + 1) * exposures), self.N)
-        who = np.empty(exposures, dtype=np.int64)
+        count = batch_size * self.lives_per_window
+        # The i-th biography of the run is of epoch i // N, at place i % N of its order.
+        epochs, places = np.divmod(np.arange(step * count, (step + 1) * count), self.N)
+        who = np.empty(count, dtype=np.int64)
         for epoch in range(epochs[0], epochs[-1] + 1):
             in_epoch = epochs == epoch
             who[in_epoch] = epoch_order(seed, epoch, self.N)[places[in_epoch]]
@@ -1164,9 +1179,11 @@ class Capo(Task):
         nats = torch.cat(costs).mean(0).cpu().numpy()  # nats[i] is what token i + 1 costs
         first_mentions = [BIOGRAPHY.index(kind) - 1 for kind in COLUMNS]
         name_nats, fact_nats = np.split(nats[first_mentions], [len(NAMES)])
+        # log2(N0 / e^p1) = (1 - p1 / ln N0) log2 N0. `names` is the bracket, and so with the facts.
         names = max(0.0, 1 - float(name_nats.sum()) / math.log(POSSIBLE_NAMES))
         facts = max(0.0, 1 - float(fact_nats.sum()) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
+        # Values that nobody has, and padding.
         unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
         counts = model.parameter_counts()
         per_token = counts["embeddings"] // self.vocab_size
@@ -1180,18 +1197,20 @@ def draw_people(seed, N):
     rng = np.random.default_rng([seed, PEOPLE])
     counts = np.array(list(PERSON.values()))
     people = rng.integers(0, counts, (N, len(counts)))
+    # Names once more, now all different.
     names = rng.choice(POSSIBLE_NAMES, N, replace=False)
-    people[:, :3] = np.stack(np.unravel_index(names, counts[:3]), axis=1)
+    people[:, : len(NAMES)] = np.stack(np.unravel_index(names, counts[: len(NAMES)]), axis=1)
     # each employer is in one of the birth cities, the same for every seed
     cities = np.random.default_rng(0).integers(0, PERSON["birth city"], PERSON["employer"])
     work_cities = cities[people[:, COLUMNS.index("employer")]]
-    first_tokens = np.cumsum([1, *counts[:-1]])  # of each column: its value 0
+    first_tokens = np.cumsum([1, *counts[:-1]])  # the token of each column's value 0
     first_city = first_tokens[COLUMNS.index("birth city")]
     return np.column_stack([people + first_tokens, work_cities + first_city])
 
 
 @functools.lru_cache(maxsize=2)
 def epoch_order(seed, epoch, N):
+    """The people 0..N-1, each once, in the order of this epoch."""
     return np.random.default_rng([seed, EXPOSURES, epoch]).permutation(N)
 
 
@@ -1207,8 +1226,8 @@ def epoch_order(seed, epoch, N):
 
 class Text(Task):
     """text    "python": the .py files of this Python's standard library; or the path of a file
-    sha256  and size (in bytes) of the text. A run records them, so that runs on other texts, or
-            on another Python's library, are never compared with it
+    size    in bytes, and sha256 of the text. A run records them, and a text that differs is
+            refused, so that runs on other texts, or on another Python's library, are never compared
     """
 
     meaning = "a text, byte by byte"
@@ -1220,17 +1239,19 @@ class Text(Task):
 
     def __init__(self, text="python", block_size=256, size=None, sha256=None):
         super().__init__(block_size)
+        # A window fits in a block.
         require_range("block_size", block_size, 2 * self.context, self.block - 1)
         self.text = text
         data = read_text(text)
         self.size, self.sha256 = len(data), hashlib.sha256(data).hexdigest()
         self.found_settings = {"size": self.size, "sha256": self.sha256}
-        least = 2 * self.held_out_every * self.block
+        least = 2 * self.held_out_every * self.block  # so that two blocks are held out
         require(self.size >= least, "text", text, f"at least {least:,} bytes; it has {self.size:,}")
         reason = f"the text of the run was another; {text} has {self.size:,} bytes, {self.sha256}"
         require(size in (None, self.size), "size", size, reason)
         require(sha256 in (None, self.sha256), "sha256", sha256, reason)
         self.tokens = 1 + np.frombuffer(data, dtype=np.uint8).astype(np.int64)  # 0 is padding
+        # A byte's word is Python's way to write it, such as a, \n or \xff.
         self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
 
     def batch(self, seed, step, batch_size):
@@ -1259,12 +1280,12 @@ class Text(Task):
         From window to window of a block, the bytes that are scored follow without a gap.
         """
         width = self.block_size + 1
-        step = width - self.context  # so many bytes of a window are scored: all but the first 64
+        scored = width - self.context  # bytes of a window: all but the first 64
         starts = []
-        for block in range(self.held_out_every - 1, self.size // self.block, self.held_out_every):
+        for block in filter(self.is_held_out, range(self.size // self.block)):
             first = block * self.block
-            last = first + self.block - width
-            starts += range(first, last + 1, step)
+            last = first + self.block - width  # here a window ends with the block
+            starts += range(first, last + 1, scored)
         count = len(starts) if n is None else min(n, len(starts))
         chosen = np.linspace(0, len(starts) - 1, count).astype(int)
         return np.stack([self.tokens[starts[i] : starts[i] + width] for i in chosen])
@@ -1317,7 +1338,7 @@ def read_text(text):
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
     files = []
     for path in sorted(library.rglob("*.py")):
-        if not left_out & set(path.relative_to(library).parts):
+        if left_out.isdisjoint(path.relative_to(library).parts):
             files.append(path.read_bytes())
     return b"".join(files)
 
@@ -1343,29 +1364,30 @@ def make_task(name, run_seed=0, **parameters):
     """A task; parameters, such as N, replace the defaults of its constructor.
 
     run_seed  the seed of the run that the task is for
-    Raises ValueError that names what is unknown or does not fit, its value and what is allowed.
+    Raises ValueError. It names what is unknown or does not fit, its value, and what is allowed.
     """
     name = ALIASES.get(name, name)
     require(name in TASKS, "task", name, f"allowed: {', '.join(TASKS | ALIASES)}")
-    constructor = inspect.signature(TASKS[name])
+    signature = inspect.signature(TASKS[name])
     for field, value in parameters.items():
-        known = ", ".join(constructor.parameters)
+        known = ", ".join(signature.parameters)
         reason = f"{name} has no such parameter; it has {known}"
-        require(field in constructor.parameters, field, value, reason)
-    arguments = constructor.bind(**parameters)
-    arguments.apply_defaults()
-    task = TASKS[name](**arguments.arguments)
+        require(field in signature.parameters, field, value, reason)
+    bound = signature.bind(**parameters)
+    bound.apply_defaults()
+    arguments = bound.arguments  # a dict, with the defaults
+    task = TASKS[name](**arguments)
     task.name, task.run_seed = name, run_seed
-    task.settings = {"name": name, **arguments.arguments, **task.found_settings}
+    task.settings = {"name": name, **arguments, **task.found_settings}
     return task
 
 
-# ---- 10. An example of each:   python tasks.py depo -------------------------
+# ---- 10. An example of each:   python tasks.py depo ------------------------
 
 
 def printed(task, document):
     """A document in words, its targets in [brackets]."""
-    parts, shown = [], 0
+    parts, shown = [], 0  # shown: how many tokens are in parts
     for start, end in document.targets:
         if start > shown:
             parts.append(task.decode(document.tokens[shown:start]))

@@ -3187,7 +3187,7 @@ def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
     model = CanonGPT(config).double()
 
     model.no_sync = nullcontext  # DistributedDataParallel has it
-    no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda set_to_none: None)
+    no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
     settings = train.Training(steps=9, batch_size=12, lr=0.1)
     batch = task.batch(5, 7, 12)

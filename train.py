@@ -1,9 +1,10 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-1 data, optimizer, learning rate; 2 one step, and one evaluation; 3 the training loop, in the order
-of events; 4 progress, checks and signals; 5 what it cost; 6 recipes and presets; 7 the command
-line; 8 what a run is called, and what it prints; 9 `main`, where everything begins. A run leaves
-config.json, metrics.jsonl and ckpt.pt in out/<run>/ (runs.py).
+Begin with `train` in section 3, the loop in the order of events. Around it stand 1 data, optimizer
+and learning rate; 2 one step, and one evaluation; 4 checks before training; 5 progress; 6 ending a
+run; 7 recipes and presets; 8 the command line; 9 what a run is called, and what it prints; and 10
+`main`, where everything begins. A run leaves config.json, metrics.jsonl and ckpt.pt in out/<run>/
+(runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -28,8 +29,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# With gcc's OpenMP, idle threads keep their core busy for a while. Let them sleep soon. (This must
-# be set before torch is imported.)
+# Idle threads of gcc's OpenMP keep their core busy before they sleep. Beside another busy program
+# that makes steps several times slower (results/threads.txt), so let them sleep sooner. torch reads
+# this when it is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import numpy as np
@@ -40,18 +42,30 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
-from runs import RECIPE_PARTS, Recipe, Run, RunError, Training
+from runs import RECIPE_PARTS, Recipe, Run, RunError, Training, one_line
 from sample import answered
 from tasks import ALIASES, TASKS, WHICH_TEXT, make_task, require_range, score_text, wrapped
 
-STOP = {signal.SIGINT, signal.SIGTERM}
-if hasattr(signal, "SIGHUP"):  # Windows has no such signal
-    STOP.add(signal.SIGHUP)
-# torchrun starts several processes, and sets both of these.
-RANK = int(os.environ.get("RANK", 0))  # the number of this one
-WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
+# torchrun starts several processes, and sets both variables. Without it, there is one process.
+RANK = int(os.environ.get("RANK", 0))  # the number of this process, from 0
+WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
 
-# ---- 1. Data, optimizer, learning rate --------------------------------------
+
+@dataclass
+class Options:
+    """Where and how to run. None of it is part of the recipe, which says what is trained."""
+
+    device: str
+    out: Path  # the run's folder
+    compile: bool
+    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
+    workers: int  # processes that draw data; with 0 the training process draws it
+    eval_every: int  # steps
+    grad_accum: int  # micro-batches of a batch
+    resume: bool
+
+
+# ---- 1. Data, optimizer, learning rate -------------------------------------
 #
 # A task draws documents and packs them into windows (tasks.py: `documents`, `Task.batch`).
 # `Batches` asks it for the windows of each step, and PyTorch's loader fetches them. (What other
@@ -72,11 +86,12 @@ class Batches:
         tokens and loss_mask  (rows, block_size + 1)
         target_count          how many targets there are, those of other processes included
         """
-        batch = self.task.batch(self.seed, number, self.batch_size)
-        tokens, loss_mask = map(torch.from_numpy, batch)
+        tokens, loss_mask = self.task.batch(self.seed, number, self.batch_size)  # NumPy's arrays
+        tokens, loss_mask = torch.from_numpy(tokens), torch.from_numpy(loss_mask)
         target_count = loss_mask[:, 1:].sum()  # nothing predicts the first token
         if target_count == 0:
             raise ValueError(f"step {number + 1}: the task's documents have no targets")
+        # Of every WORLD rows, each process takes one.
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
 
 
@@ -96,9 +111,9 @@ def load_batches(task, recipe, options, steps_done):
 
 
 def weight_groups(model, training):
-    """AdamW's parameter groups: weight_decay is for the matrices of Linear and Embedding; norms,
-    biases and Canon layers have none. How much: Training.weight_decay in runs.py, or the preset's.
-    """
+    """AdamW's parameter groups. The matrices of Linear and Embedding layers have weight decay;
+    norms, biases and Canon layers do not."""
+    # A set goes by identity. (`p in a_list` would compare the numbers in the tensors.)
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     learning = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -108,13 +123,13 @@ def weight_groups(model, training):
 
 
 def adamw(model, training, device):
-    """training: the fields of runs.Training, which has their defaults (a preset may differ)"""
+    """AdamW with the settings in `training`, a runs.Training, which has their defaults."""
     return torch.optim.AdamW(
         weight_groups(model, training),
         lr=training.lr,
         betas=training.betas,
         eps=training.eps,
-        fused=device != "mps",  # faster, where PyTorch has it
+        fused=device != "mps",  # one kernel for all weights is faster (not tried on MPS)
     )
 
 
@@ -128,7 +143,8 @@ OPTIMIZERS = {"adamw": adamw}
 
 def cosine(done):
     """From 1 down towards a tenth. `done` rises from 0, when warm-up ends, towards 1."""
-    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+    half_a_wave = (1 + math.cos(math.pi * done)) / 2  # from 1 to 0
+    return 0.1 + 0.9 * half_a_wave
 
 
 def linear(done):
@@ -136,54 +152,53 @@ def linear(done):
     return 1 - done
 
 
-# What the learning rate does after its warm-up. One of your own is one more entry: a function from
-# `done`, the share of the steps after warm-up that are over, to a factor from 0 to 1. (One that
-# needs the step itself is a change of `learning_rate`.)
+# How the learning rate falls after warm-up. A schedule of your own is one more entry: a function
+# from `done`, the share of the steps after warm-up that are over, to a factor from 0 to 1. (To use
+# the step itself, change `learning_rate`.)
 SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
 def learning_rate(step, peak, training):
-    """The learning rate of a step, counted from 1. It rises linearly to the peak, which the first
-    step after warm-up still has, and then decays."""
+    """The learning rate of a step. Steps are counted from 1."""
+    # 1. Warm-up: it rises linearly to the peak.
     if step <= training.warmup:
         return peak * step / training.warmup
+    # 2. Decay: the first step after warm-up still has the peak, as no such step is over before it.
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     return peak * SCHEDULES[training.schedule](done)
 
 
-# ---- 2. One step, and one evaluation ----------------------------------------
+# ---- 2. One step, and one evaluation ---------------------------------------
 
 
 def train_step(model, optimizer, batch, training, grad_accum, autocast):
     """Update the weights from a batch, cut into `grad_accum` micro-batches (gradient accumulation).
     Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the mean
     of what the processes return is the loss.)
-
-    A task marks its targets (tasks.py, `Document.ask`), and `Task.batch` makes the mask of it.
     """
-    tokens, loss_mask, target_count = batch
+    tokens, loss_mask, target_count = batch  # as `Batches` makes it
     micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
     batch_loss = 0.0
     for number, (rows, mask) in enumerate(micro_batches, 1):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
         target_mask = mask[:, 1:]
-        # `loss` is a mean over the targets of this micro-batch. Scaled by its share of the batch's
-        # targets, the losses of all micro-batches add up to the mean over the batch. (Where all
-        # have as many targets, that is division by grad_accum.) DDP averages the gradients of the
-        # processes, and the factor WORLD makes a sum of that average.
+        # The model returns the mean loss over the targets of this micro-batch. Multiply it by their
+        # share of the batch's targets, and all micro-batches together give the mean over the batch.
+        # (If each has equally many targets, this divides by grad_accum.) DDP averages gradients
+        # over the processes; the factor WORLD turns that average into a sum.
         scale = WORLD * target_mask.sum() / target_count
         # DDP exchanges gradients once, after the last micro-batch.
-        waits = WORLD > 1 and number < grad_accum
+        waits = WORLD > 1 and number < grad_accum  # only a model in DDP has no_sync
         with model.no_sync() if waits else contextlib.nullcontext():
             with autocast:
                 _, loss = model(inputs, targets, loss_mask=target_mask)
                 loss = loss * scale
             loss.backward()
-        batch_loss = batch_loss + loss.detach()
+        batch_loss = batch_loss + loss.detach()  # no .item(): the CPU would wait for the GPU
     max_norm = training.clip if training.clip > 0 else math.inf  # inf: it is only measured
     gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     return batch_loss, gradient_norm
 
 
@@ -201,8 +216,11 @@ def compiled_and_distributed(model, options):
 
 @torch.no_grad()
 def evaluate(task, model, recipe, autocast, step):
-    """The task's scores of the model, after a step: on newly drawn documents, or on text that is
-    held out (tasks.py, `evaluate` of each task). Each process of torchrun computes them."""
+    """{score: float}: how well the model does the task, such as on held-out text (tasks.py,
+    `evaluate` of each task). Each process of torchrun computes all of it.
+
+    step: for the error if a score is not finite
+    """
     model.eval()  # ours has no dropout; a layer of your own may have some
     with autocast:
         scores = task.evaluate(model, recipe.seed, recipe.eval_size)
@@ -211,7 +229,7 @@ def evaluate(task, model, recipe, autocast, step):
     return scores
 
 
-# ---- 3. The training loop ---------------------------------------------------
+# ---- 3. The training loop --------------------------------------------------
 
 LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
 
@@ -219,30 +237,30 @@ LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
 def train(options, recipe, command, stop):
     """One run, from its random seed to its last score.
 
-    options  where and how to run: Options, in section 7
+    options  where and how to run
     recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
     command  how the run was started, for config.json
-    stop     whether the user asked to stop: StopSignals, in section 4
+    stop     whether the user asked to stop: StopSignals, in section 6
     """
     device, training = options.device, recipe.training
     torch.manual_seed(recipe.seed)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 slow CPUs down
+    torch.set_flush_denormal(True)  # takes numbers below 1e-38 for 0: they slow CPUs down
 
     # What is learnt, what learns it, and what updates the weights.
-    task = make_task(**recipe.task, run_seed=recipe.seed)
+    task = make_task(**recipe.task, run_seed=recipe.seed)  # Capo draws its people from the seed
     model = CanonGPT(recipe.model).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # before --resume can change them
+    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume may load decayed ones
 
-    # Mixed precision: mixers and MLPs compute in bfloat16. Weights and residual stream stay in
-    # float32, and so does what canon_gpt.py passes through `at_least_float32`.
+    # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
+    # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
     check_own_parts(task, model, optimizer, recipe, autocast)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
 
-    # `fast_model` shares the weights of `model`. Evaluation uses `model`: its shapes vary, and each
-    # of them would have to be compiled.
+    # `fast_model` shares the weights of `model`. Evaluation uses `model`, as its batches have many
+    # shapes, and each shape would have to be compiled.
     fast_model = compiled_and_distributed(model, options)
 
     # The run's folder, and what a checkpoint in it restores.
@@ -272,30 +290,30 @@ def train(options, recipe, command, stop):
 
             # 3. End the run if it has diverged, before anything is saved.
             mean_loss = mean_over_processes(loss).item()
-            weights = list(model.parameters())
+            weights = list(model.parameters())  # the update may have spoilt them after the loss
             require_finite(step, {"loss": mean_loss, "gradient": gradient_norm, "weights": weights})
 
             # 4. Log this batch's loss, and now and then the scores.
             if log_now:
                 line = {"step": step, "loss": round(mean_loss, 5)}
-                line.update(progress.lap(step))  # tokens so far, and tokens per second
+                line.update(progress.lap(step))  # the speed is right, as .item() waited for the GPU
                 line["lr"] = optimizer.param_groups[0]["lr"]
                 line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
                 progress.show({"loss": f"{mean_loss:.3f}"})  # printed behind the bar
                 if score_now:
                     line["eval"] = evaluate(task, model, recipe, autocast, step)
-                    progress.show(in_words(task, line["eval"]))
+                    progress.show(scores_in_words(task, line["eval"]))
                 run.log(line)
 
             # 5. Save a checkpoint, the log included: after each evaluation, and before stopping.
             if score_now or stop_now:
                 run.save(stateful, step, progress.seconds())
 
-            # 6. Stop if asked to, but not after the last step.
+            # 6. Stop if asked to. (After the last step, the run ends anyway.)
             if stop_now and step < training.steps:
                 run.log({"step": step, "stopped": stop.name})  # after the save: --resume drops it
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
-                raise Ended(reason, status=128 + stop.number)
+                raise Ended(reason, status=128 + stop.number)  # as shells do
             progress.start_lap(step)  # so that scoring and saving do not count
 
     # What it cost, and one instance with the model's answers. The scores come from the log: if the
@@ -303,17 +321,16 @@ def train(options, recipe, command, stop):
     scores = run.lines[-1]["eval"]
     costs = costs_of(run, model, options, progress)
     run.log({"step": training.steps, "eval": scores, **costs, "final": True})
-    run.save(stateful, training.steps, progress.seconds())
+    run.save(stateful, training.steps, progress.seconds())  # --resume then finds it finished
     print_results(task, model, autocast, scores, costs, recipe.seed)
 
 
-# What you may want to add to this loop:
+# What you may want to add to this loop (examples/README.md has more):
 # - A metric is one more entry of `line`: a Python number, not a tensor.
-# - Dropout and the like need nothing here; they go into `Block` in canon_gpt.py.
 # - An average of the weights (EMA) starts as `copy.deepcopy(model)`, and is one more entry of
 #   `stateful`. It needs no gradients: `average.requires_grad_(False)`. Update it after
-#   `train_step`, and pass it to `evaluate` and `print_results`. In runs.py, its decay is a field of
-#   `Training`, and `load_model` reads saved["average"] where there is one.
+#   `train_step`, and pass it to `evaluate` and `print_results`. In runs.py, the share that it keeps
+#   at each step is a field of `Training`, and `load_model` reads saved["average"] if there is one.
 # - Noise on the gradients goes into `train_step`, before `optimizer.step`. Under torchrun it must
 #   be the same in all processes, or their weights drift apart. So draw it from a generator with a
 #   seed of its own: `reseed` gives each process other numbers.
@@ -336,73 +353,12 @@ def open_run(options, about, stateful):
 def reseed(run_seed, step):
     """Set PyTorch's seed for this step, so that dropout, if you add it, draws the same numbers
     after --resume. Processes of torchrun draw different ones."""
+    # NumPy mixes the three numbers into one.
     (mixed,) = np.random.SeedSequence([run_seed, step, RANK]).generate_state(1)
     torch.manual_seed(int(mixed))
 
 
-# ---- 4. Progress, checks and signals ----------------------------------------
-
-
-class Progress:
-    """The bar on the screen, and the time. A lap is what lies between two lines of the log."""
-
-    def __init__(self, training, block_size, steps_done, seconds):
-        """The run goes on after `steps_done` steps, which took so many seconds."""
-        self.bar = tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=RANK > 0)
-        self.shown = {}
-        self.is_first_step = True
-        self.began = time.perf_counter() - seconds
-        self.tokens_per_step = training.batch_size * block_size
-        self.start_lap(steps_done)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.bar.close()
-
-    def count_step(self):
-        if self.is_first_step:
-            self.bar.unpause()  # it may have compiled: leave it out of the bar's estimate
-            self.is_first_step = False
-        self.bar.update()
-
-    def seconds(self):
-        return time.perf_counter() - self.began
-
-    def start_lap(self, step):
-        self.lap_start = step
-        self.lap_began = time.perf_counter()
-
-    def lap(self, step):
-        """Tokens since the start, and in this lap tokens per second."""
-        took = time.perf_counter() - self.lap_began
-        steps = step - self.lap_start
-        return {
-            "tokens": step * self.tokens_per_step,
-            "tokens_per_s": round(steps * self.tokens_per_step / took),
-        }
-
-    def show(self, texts):
-        """Print {name: text} behind the bar. A later text replaces an earlier one of its name."""
-        self.shown.update(texts)
-        self.bar.set_postfix(self.shown, refresh=False)  # drawn when the bar moves next
-
-
-HOW_TO_GO_ON = "repeat the command with --resume to continue"
-
-
-class Ended(Exception):
-    """Ends the program with a line for the user. Its status is 0 if the run is finished already, 1
-    if it has diverged, 2 for bad input, and 128 + n after signal n, as is usual in shells.
-
-    (A value or a folder that does not fit raises ValueError, or Refused and RunError, which are
-    kinds of it. Their text becomes the line, and the status is 2.)
-    """
-
-    def __init__(self, message, status):
-        super().__init__(message)
-        self.status = status
+# ---- 4. Checks before training ---------------------------------------------
 
 
 def check_own_parts(task, model, optimizer, recipe, autocast):
@@ -438,7 +394,7 @@ def require_sound_layers(model):
     require_same(again, whole, config, "a layer is random, though in eval mode")
     alone = torch.cat([model(sequence)[0] for sequence in tokens.split(1)])
     require_same(alone, whole, config, "a layer mixes the sequences of a batch")
-    cut = math.ceil(2 * tokens.shape[1] / 3)  # 86 of 128: within a chunk of our linear mixers
+    cut = math.ceil(2 * tokens.shape[1] / 3)  # 86 of 128: inside a chunk of the linear mixers
     first, _ = model(tokens[:, :cut])
     require_same(first, whole[:, :cut], config, "a layer looks ahead")
     if model.streams:
@@ -449,15 +405,15 @@ def require_sound_layers(model):
 
 
 def two_sequences(model):
-    """Tokens to try a model with, (2, T): longer than the chunks of our linear mixers, where they
-    fit."""
+    """Tokens to try a model with, (2, T). If block_size allows it, T is more than one chunk of the
+    linear mixers (32 or 64)."""
     length = min(model.config.block_size, 128)
     rising = torch.arange(length, device=model.embed.weight.device) % model.config.vocab_size
     return torch.stack([rising, rising.flip(0)])
 
 
 def require_same(logits, expected, config, reason):
-    if not relative_error(logits, expected) < 1e-4:
+    if not relative_error(logits, expected) < 1e-4:  # true for NaN as well
         raise Ended(f"{layers_in_words(config)}: {reason}", status=2)
 
 
@@ -514,6 +470,81 @@ def mention_unused_weights(model, autocast):
             print(f"train.py: in a first try no layer used {name}", file=sys.stderr)
 
 
+# ---- 5. Progress -----------------------------------------------------------
+
+
+class Progress:
+    """The bar on the screen, and the time. A lap is what lies between two lines of the log."""
+
+    def __init__(self, training, block_size, steps_done, seconds):
+        """The run goes on after `steps_done` steps, which took so many seconds."""
+        self.bar = tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=RANK > 0)
+        self.shown = {}
+        self.is_first_step = True
+        self.began = time.perf_counter() - seconds  # as if the run had never paused
+        self.tokens_per_step = training.batch_size * block_size
+        self.start_lap(steps_done)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
+
+    def count_step(self):
+        if self.is_first_step:
+            self.bar.unpause()  # this step may have compiled: the bar's estimate leaves it out
+            self.is_first_step = False
+        self.bar.update()
+
+    def seconds(self):
+        return time.perf_counter() - self.began
+
+    def start_lap(self, step):
+        self.lap_start = step
+        self.lap_began = time.perf_counter()
+
+    def lap(self, step):
+        """Tokens since the start, and in this lap tokens per second."""
+        took = time.perf_counter() - self.lap_began
+        steps = step - self.lap_start
+        return {
+            "tokens": step * self.tokens_per_step,
+            "tokens_per_s": round(steps * self.tokens_per_step / took),
+        }
+
+    def show(self, texts):
+        """Print {name: text} behind the bar when it moves next. A later text replaces an earlier
+        one of its name."""
+        self.shown.update(texts)
+        self.bar.set_postfix(self.shown, refresh=False)
+
+
+# ---- 6. Ending a run -------------------------------------------------------
+
+HOW_TO_GO_ON = "repeat the command with --resume to continue"
+
+
+class Ended(Exception):
+    """Ends the program: `main` prints the message as a line, and exits with the status.
+
+    status  0 if the run is finished already, 1 if it has diverged, 2 for bad input, and 128 + n
+            after signal n, as in shells
+    """
+
+    def __init__(self, message, status):
+        super().__init__(message)
+        self.status = status
+
+
+def exit_with_line(message, status=2):
+    """End the program with one line. Status 2 means bad input."""
+    if RANK == 0:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
+            print("train.py:", one_line(str(message)), file=sys.stderr)
+    raise SystemExit(status)
+
+
 def require_finite(step, values):
     """End the run if a number, a tensor or a list of tensors in {name: value} is not finite."""
     for name, value in values.items():
@@ -521,6 +552,12 @@ def require_finite(step, values):
         if not all(torch.as_tensor(tensor).isfinite().all() for tensor in tensors):
             advice = "Start again with a smaller --lr"
             raise Ended(f"step {step}: {name} is not finite. {advice}", status=1)
+
+
+# The signals that ask to stop.
+STOP = {signal.SIGINT, signal.SIGTERM}
+if hasattr(signal, "SIGHUP"):  # Windows has no such signal
+    STOP.add(signal.SIGHUP)
 
 
 class StopSignals:
@@ -541,6 +578,7 @@ class StopSignals:
         if self.requested is None:
             self.requested = number
             if RANK == 0:
+                # print() may fail if the signal interrupts another print().
                 with contextlib.suppress(OSError):  # the terminal may be closed
                     os.write(2, b"\ntrain.py: saving, then stopping\n")
         if number == signal.SIGINT and WORLD == 1:
@@ -587,24 +625,7 @@ def mean_over_processes(value):
     return value / WORLD
 
 
-# ---- 5. What it cost --------------------------------------------------------
-
-
-def costs_of(run, model, options, progress):
-    """The seconds in all, speeds as medians over the log; on a GPU also memory."""
-    lines = run.lines[1:] or run.lines  # while the first was made, the model was compiled
-    rate = statistics.median(line["tokens_per_s"] for line in lines)
-    costs = {
-        "seconds": round(progress.seconds(), 1),
-        "tokens_per_s": round(rate),
-        "step_ms": round(1e3 * progress.tokens_per_step / rate, 3),
-    }
-    if options.device == "cuda":
-        costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-    return costs
-
-
-# ---- 6. Recipes and presets -------------------------------------------------
+# ---- 7. Recipes and presets ------------------------------------------------
 #
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
@@ -635,7 +656,8 @@ def preset(model, task=None, **training):
 
 
 # N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
-# letters words are made of, and L the most operators in an expression.
+# letters words are made of, and L the most operators in an expression. Where steps is None, Capo
+# computes them from how often each person is met (--exposures).
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -686,20 +708,20 @@ PRESETS = {
                          steps=200_000, batch_size=192, lr=1e-3),
         "mano": preset(L12D768, task=dict(L=10, block_size=1024),
                        steps=80_000, batch_size=64, lr=3e-4, weight_decay=0.1),
-        # The paper trains Lano without warm-up, and its rate falls linearly.
+        # The paper trains Lano without warm-up, and its learning rate falls linearly.
         "lano": preset(L12D768, task=dict(root=None, block_size=512), steps=100_000,
                        batch_size=96, lr=5e-4, warmup=0, weight_decay=0.1, schedule="linear"),
         "capo": preset(L4D256_TIED, task=dict(N=50_000, block_size=512),
                        steps=None, batch_size=12, lr=1e-3, weight_decay=0.01),
     },
 }
-OWN_TASK = {  # for a task that is in TASKS but not in PRESETS
+OWN_TASK = {  # for a task of your own, until PRESETS has an entry for it
     "nano": preset(L3D64, steps=2000, batch_size=32, lr=5e-3, warmup=300),
     "small": preset(L6D384, steps=20_000, batch_size=128, lr=1e-3),
     "paper": preset(L12D768, steps=100_000, batch_size=128, lr=1e-3),
 }
 # fmt: on
-NO_PAPER_SIZE = ("text",)
+NO_PAPER_SIZE = ("text",)  # the paper has no such task
 
 
 def preset_parts(preset_name, task_name):
@@ -712,7 +734,8 @@ def preset_parts(preset_name, task_name):
     if preset_name == "paper" and task_name in NO_PAPER_SIZE:
         raise ValueError(f"preset = {preset_name!r}: {task_name} has none of this size")
     parts = PRESETS[preset_name].get(task_name, OWN_TASK[preset_name])
-    return {**parts, "preset_name": preset_name, "task": {"name": task_name, **parts["task"]}}
+    task = {"name": task_name} | parts["task"]
+    return parts | {"preset_name": preset_name, "task": task}
 
 
 EVAL_SIZE = 512  # instances
@@ -730,7 +753,7 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
         value = getattr(made_training, field)
         if value not in table:
             raise ValueError(f"{field} = {value!r}: allowed: {', '.join(table)}")
-    for hundredths in range(101):  # one of your own fails now, not after the warm-up
+    for hundredths in range(101):  # a schedule of your own fails now, not in mid-run
         done = hundredths / 100
         factor = SCHEDULES[made_training.schedule](done)
         if not 0 <= factor <= 1:
@@ -739,7 +762,8 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
     if made_training.steps is None:
         made_training.steps = made_task.steps(made_training.batch_size)
     sizes = {"vocab_size": made_task.vocab_size, "block_size": made_task.block_size}
-    config = Config(**{**model, **sizes})
+    model = model | sizes  # a model from --config has them already
+    config = Config(**model)
     return Recipe(
         preset=preset_name,
         task=made_task.settings,
@@ -751,47 +775,24 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
     )
 
 
-# ---- 7. The command line ----------------------------------------------------
+# ---- 8. The command line ---------------------------------------------------
 #
 # A value comes from its flag; if there is none, from the preset or from --config's file; and if
 # that leaves it out, from its default in Config (canon_gpt.py), Training (runs.py), the task's
 # constructor (tasks.py) or make_recipe. `read_options` completes what is not part of the recipe.
 
 
-@dataclass
-class Options:
-    """Where and how to run. None of it is part of the recipe."""
-
-    device: str
-    out: Path
-    compile: bool
-    must_compile: bool  # the user asked for it, so a compiler that fails ends the run
-    workers: int  # processes that draw data; with 0 the training process draws it
-    eval_every: int  # steps
-    grad_accum: int  # micro-batches of a batch
-    resume: bool
-
-
-def exit_with_line(message, status=2):
-    """End the program with one line. Status 2 means bad input."""
-    if RANK == 0:
-        text = " ".join(str(message).split())
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
-            print("train.py:", text[:500], file=sys.stderr)
-    raise SystemExit(status)
-
-
 def make_parser():
-    """A new option is one more line here. It has the name of the field of Config or Training, or of
-    the task's parameter, that it sets; and no default, as None says that it was not given. (One
-    that sets none of these also goes into OTHER_FLAGS, and into Options or Recipe.)"""
+    """All options. A new one is one more line here. If it has the name of a field of Config or
+    Training, or of a parameter of the task, it sets that; then it has no default, so that None says
+    that it was not given. Any other also goes into OTHER_FLAGS, and into Options or Recipe."""
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. Options left out keep the preset's values.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = exit_with_line
+    parser.error = exit_with_line  # one line; argparse would also print its usage
     on_off = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("task").add_argument
@@ -819,8 +820,7 @@ def make_parser():
     add("--d-model", type=int, help="width")
     add("--canon-type", help=", ".join(CANONS))
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
-    add("--canon-residual", action=on_off, help="Canon: h + convolution(h), not the convolution "
-        "alone (default: on)")  # fmt: skip
+    add("--canon-residual", action=on_off, help="Canon adds h to the convolution (default: on)")
     add("--canon-silu", action=on_off, help="apply SiLU to what a Canon layer adds (default: off)")
     add("--canon-frozen", action=on_off, help="Canon layers keep their random initial weights")
     add("--short-conv", action=on_off, help="a linear mixer's own convolution (default: on with "
@@ -853,12 +853,12 @@ def make_parser():
     return parser
 
 
-# Which flags set fields of Config, and which fields of Training: their names say it. All but these
-# and OTHER_FLAGS are the task's, and make_task refuses what its task has no parameter for.
+# A flag sets the field of the same name: of Config, or of Training. Those in OTHER_FLAGS set what
+# is said there. All others are the task's, and make_task refuses what its task does not have.
 FROM_TASK = ("vocab_size", "block_size")  # fields of a model that follow from its task
 MODEL_FLAGS = [f.name for f in dataclasses.fields(Config) if f.name not in FROM_TASK]
 TRAINING_FLAGS = [f.name for f in dataclasses.fields(Training)]
-OTHER_FLAGS = ["task", "preset", "config", "seed", "dtype", "eval_size"]  # of the recipe
+OTHER_FLAGS = ["task", "preset", "config", "seed", "dtype", "eval_size"]  # parts of the recipe
 OTHER_FLAGS += ["device", "out", "resume", "compile", "workers", "eval_every", "grad_accum"]
 
 
@@ -896,7 +896,7 @@ def read_options(args, device, recipe):
         compiles = can_compile and (device == "cuda" or compiling_pays(recipe))
 
     if args.out == "":
-        raise ValueError("out = '': name a folder")
+        raise ValueError("out = '': name a folder")  # Path("") is the current folder
     if args.out is None:
         out = Path("out", run_name(recipe, default_dtype(device)))
     else:
@@ -946,14 +946,14 @@ def read_recipe(args, device):
         parts["dtype"] = default_dtype(device)
     else:
         raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
-    parts["task"] = {**parts["task"], **given(args, task_flags(args))}
-    parts["model"] = {**parts["model"], **given(args, MODEL_FLAGS)}
-    parts["training"] = {**parts["training"], **given(args, TRAINING_FLAGS)}
+    parts["task"] = parts["task"] | given(args, task_flags(args))
+    parts["model"] = parts["model"] | given(args, MODEL_FLAGS)
+    parts["training"] = parts["training"] | given(args, TRAINING_FLAGS)
     parts.update(given(args, ("dtype", "seed", "eval_size")))
     if args.exposures is not None:
         if args.steps is not None:
             raise ValueError(f"steps = {args.steps}: exposures sets them; leave one out")
-        parts["training"]["steps"] = None
+        parts["training"]["steps"] = None  # make_recipe asks the task for them
 
     recipe = make_recipe(**parts)
     if not recipe.model.has_attention:
@@ -983,13 +983,14 @@ def parts_in_file(args):
         parts["preset_name"] = config["preset"]
         make_recipe(**parts)  # raises an error if a value does not fit
         preset_parts(parts["preset_name"], parts["task"]["name"])  # or if the preset is unknown
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        own = "(Is a part of it your own? Run its file in place of train.py.)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        own = "(If a part of it is your own, run the file that registers it.)"
         raise ValueError(f"config = {args.config}: holds no recipe: {error!r} {own}") from None
     return parts
 
 
 def task_flags(args):
+    """The flags of the task's parameters: all that belong to nothing else."""
     others = MODEL_FLAGS + TRAINING_FLAGS + OTHER_FLAGS
     return [field for field in vars(args) if field not in others]
 
@@ -1013,12 +1014,12 @@ def presets_in_words():
 
 def devices():
     """The devices of this machine, the default first."""
-    found = ["cpu"]
-    if torch.backends.mps.is_available():
-        found.insert(0, "mps")
+    found = []
     if torch.cuda.is_available():
-        found.insert(0, "cuda")
-    return found
+        found.append("cuda")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found + ["cpu"]
 
 
 def can_compile_on_cpu():
@@ -1030,9 +1031,9 @@ def can_compile_on_cpu():
     return is_new_enough and header.exists() and compiler is not None
 
 
-# Tokens times layers times channels: from here on, compiling saves more time than it takes. On one
-# core it takes 26 to 55 seconds, and saves some 1e-7 seconds per token, layer and channel
-# (benchmarks/step.py).
+# From so many tokens times layers times channels on, compiling saves more time than it takes. On
+# one core it takes 26 to 55 seconds, and saves some 1e-7 seconds for each of these
+# (benchmarks/step.py): 40 / 1e-7 = 4e8.
 WORTH_COMPILING = 4e8
 
 
@@ -1046,7 +1047,7 @@ def compiling_pays(recipe):
     return tokens * model.n_layer * model.d_model > WORTH_COMPILING
 
 
-# ---- 8. What a run is called, and what it prints ---------------------------
+# ---- 9. What a run is called, and what it prints ---------------------------
 
 
 def run_name(recipe, usual_dtype):
@@ -1065,23 +1066,25 @@ def run_name(recipe, usual_dtype):
 
 
 def unlike_preset(recipe):
-    """["lr=0.003", "canon-frozen"]: what differs from the preset, beside mixer, pos and canon."""
+    """["lr=0.003", "canon-frozen"]: what differs from the preset, but for mixer, pos and canon,
+    which are named anyway."""
     parts = preset_parts(recipe.preset, recipe.task["name"])
     usual_task = make_task(**parts["task"]).settings
     # The preset's model and training for this run's task, as Capo's steps follow from the task.
-    usual = make_recipe(**{**parts, "task": recipe.task})
+    parts["task"] = recipe.task
+    usual = make_recipe(**parts)
     usual_model = dict(vars(usual.model))
     for field in ("mixer", "pos", "canon"):
         usual_model[field] = getattr(recipe.model, field)
     # short_conv follows from mixer and canon: where it is None, Config chooses it.
     usual_model["short_conv"] = replace(recipe.model, short_conv=None).short_conv
 
-    found = differences(without_which_text(recipe.task), without_which_text(usual_task))
+    found = differences(short_settings(recipe.task), short_settings(usual_task))
     found += differences(vars(recipe.model), usual_model)
     return found + differences(vars(recipe.training), vars(usual.training))
 
 
-def without_which_text(task):
+def short_settings(task):
     """A task's settings as a folder's name can hold them: of a text, its file's name only."""
     short = {field: value for field, value in task.items() if field not in WHICH_TEXT}
     if "text" in short:
@@ -1147,8 +1150,8 @@ def processor():
 
 def recipe_in_words(recipe):
     """Three lines: what the task, the model and the training are."""
-    silent = ("name", "sha256")
-    task = [f"{field} {value}" for field, value in recipe.task.items() if field not in silent]
+    unprinted = ("name", "sha256")
+    task = [f"{field} {value}" for field, value in recipe.task.items() if field not in unprinted]
     model, training = recipe.model, recipe.training
     layers = f"{model.n_layer} layer{'s' if model.n_layer > 1 else ''}"
     width = f"{model.d_model} dims"
@@ -1187,7 +1190,7 @@ def announce(options, recipe, about):
     print(f"  {about['device']}, {recipe.dtype}, {compiled}", flush=True)
 
 
-def in_words(task, scores):
+def scores_in_words(task, scores):
     """{score: text}, such as {"k=1": "97%"}."""
     texts = {}
     for name, value in scores.items():
@@ -1195,11 +1198,26 @@ def in_words(task, scores):
     return texts
 
 
+def costs_of(run, model, options, progress):
+    """The seconds in all, speeds as medians over the log; on a GPU also memory."""
+    lines = run.lines[1:] or run.lines  # the first lap includes compiling
+    speed = statistics.median(line["tokens_per_s"] for line in lines)
+    costs = {
+        "seconds": round(progress.seconds(), 1),
+        "tokens_per_s": round(speed),
+        "step_ms": round(1e3 * progress.tokens_per_step / speed, 3),
+    }
+    if options.device == "cuda":
+        costs["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+    return costs
+
+
 def print_results(task, model, autocast, scores, costs, seed):
     """Scores and costs, and one instance with the model's answers."""
     if RANK > 0:  # of the processes of torchrun, the first one prints
         return
-    for name, value in {**in_words(task, scores), **costs}.items():
+    results = scores_in_words(task, scores) | costs
+    for name, value in results.items():
         print(f"{name:16}{value:>9}")
     model.eval()
     with autocast, torch.no_grad():
@@ -1207,7 +1225,7 @@ def print_results(task, model, autocast, scores, costs, seed):
     print(f"\n{wrapped(example)}")
 
 
-# ---- 9. Where everything begins -------------------------------------------
+# ---- 10. Where everything begins -------------------------------------------
 
 
 def main(argv=None, program=__file__):
@@ -1219,7 +1237,8 @@ def main(argv=None, program=__file__):
     try:
         if WORLD > 1:
             if options.device == "cuda":
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+                local_rank = int(os.environ["LOCAL_RANK"])  # this process's number on its machine
+                torch.cuda.set_device(local_rank)
             torch.distributed.init_process_group()
         with StopSignals() as stop:
             train(options, recipe, command, stop)
@@ -1274,11 +1293,12 @@ def kill_workers(others):
 
 
 def out_of_memory(error):
+    """PyTorch says "CUDA out of memory" or, on a CPU, "can't allocate memory"."""
     return isinstance(error, MemoryError) or re.search("(out of|allocate) mem", str(error))
 
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # Ctrl-C is not ignored
         # StopSignals notes the first Ctrl-C and then puts this back: a second one kills at once,
         # without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -274,8 +274,8 @@ def draw_hops(groups, scores, title):
         columns[hops] = "1 arrow" if hops == 1 else f"{hops} arrows"
     if 2 in scored and 4 in scored and 3 not in scored:
         columns[2] = "2 or 3 arrows"
-    legend = "Each dot is one training run. The recipe was chosen for the bottom row."
-    below = plot.small_print(groups, legend)
+    below = plot.small_print(groups, legend="Each dot is one training run.")
+    below += " The recipe was chosen for the bottom row."
     named = in_plain_names(groups)
     return plot.dots(named, "hops mastered", columns, title, below, beside=HOPS_TASK)
 
@@ -287,8 +287,8 @@ def draw_copy(groups, scores, title):
 
 
 def draw_tasks(groups, scores, title):
-    legend = "Bars and numbers: medians; dots: single seeds. The recipes were found with Canon."
-    below = plot.small_print(groups, legend) + plot.about_chance(groups, scores)
+    below = plot.small_print(groups, legend="Bars and numbers: medians; dots: single seeds.")
+    below += " The recipes were found with Canon." + plot.about_chance(groups, scores)
     return plot.bars(in_plain_names(groups), scores, title, below, headings=TASKS_HEADINGS)
 
 
