@@ -227,9 +227,9 @@ class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
     POSITIONS; what it leaves out does nothing.
 
-    The model calls `vectors` once, before there are layers. Each attention layer has an instance,
-    and calls its `turn` and `bias`. None of our encodings has `vectors`: it is for those that are
-    added to the embeddings.
+    `CanonGPT.__init__` calls `vectors` once, for a module whose weight `CanonGPT.forward` adds to
+    the embeddings. (None of our encodings has one.) Each attention layer has an instance of its
+    own, and calls `turn` and `bias` in each forward pass.
     """
 
     head_multiple = 1  # the dims of a head must be a multiple of this
@@ -314,8 +314,7 @@ def rotate(x, cos, sin):
 class ALiBi(Positions):
     """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H.
 
-    The attention mask takes the dtype of q. In bfloat16, whose numbers have 8 significant bits,
-    large distances share a value; in float32 they do not.
+    (In bfloat16, the dtype of the mask under autocast, large distances share a value.)
     """
 
     def bias(self, T, S, device):
@@ -380,8 +379,9 @@ class Mixer(nn.Module):
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
     # gets the rest of BLOCK_BUDGET. For a mixer of your own, count them: nothing checks this.
     budget = 4
-    # Whether pos and n_head mean something to it. A mixer of your own that takes only those
-    # encodings that are added to the embeddings sets True, and its `check` refuses all others.
+    # Whether config.pos and n_head have an effect. Without such a mixer, a model has pos = "nope".
+    # If only learned positions (`Positions.vectors`) have one, set True, and let `check` refuse
+    # every other pos. Otherwise a run may be called "rope" and have no rotary.
     attends = False
     has_short_conv = False  # whether it has a convolution of its own (Part II)
     short_conv_by_default = False  # whether that is on where config.short_conv is None
@@ -401,7 +401,7 @@ class Attention(Mixer):
     """
 
     attends = True
-    window = None  # how many tokens a head sees, its own and those just before; None: all
+    window = None  # how many tokens a head sees, its own and those before it; None: all
 
     @classmethod
     def check(cls, config):
@@ -504,7 +504,7 @@ class MLP(nn.Module):
         exact_hidden = budget * D / matrices  # as matrices * D * hidden = budget * D^2
         hidden = max(8, 8 * round(exact_hidden / 8))  # the nearest multiple of 8, fast on GPUs
         up_width = 2 * hidden if self.gated else hidden
-        self.up = nn.Linear(D, up_width, bias=False)  # if gated, gate and up side by side
+        self.up = nn.Linear(D, up_width, bias=False)  # if gated, it makes gate and up side by side
         self.canon_d = canon_at("d", up_width, config)
         self.down = nn.Linear(hidden, D, bias=False)
 
@@ -513,7 +513,7 @@ class MLP(nn.Module):
         h = self.canon_d(self.up(x), state)  # (B, T, up_width)
         if not self.gated:
             return self.down(self.act(h))
-        gate, up = h.chunk(2, dim=-1)
+        gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
         return self.down(self.act(gate) * up)
 
 
@@ -557,7 +557,7 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        if "b" in config.canon and not hasattr(self.mixer, "canon_b"):  # one of yours may not
+        if "b" in config.canon and not hasattr(self.mixer, "canon_b"):  # yours may lack it
             config.refuse("canon", f"mixer {mixer_name} has no Canon-B, self.canon_b")
         self.mlp = None
         if config.mlp != "none":
@@ -667,8 +667,8 @@ class CanonGPT(nn.Module):
         """Continue tokens (B, T): returns (B, up to T + max_new_tokens) int64.
 
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
-        softmax(logits / temperature). A row that has produced `stop` is filled with it; when all
-        have, generation ends. `generator` is a torch.Generator on the tokens' device. Raises
+        softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
+        it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device. Raises
         ValueError if the result would not fit, or if the temperature is negative.
         """
         if temperature < 0:
@@ -753,7 +753,8 @@ def check_config(config):
 
 
 def usual_short_conv(config):
-    """On if any mixer of a pattern has a convolution by default, unless Canon-B takes its place."""
+    """What None means: on if any mixer of, say, "gdn,attention" has short_conv_by_default, unless
+    Canon-B takes its place."""
     by_default = any(MIXERS[name].short_conv_by_default for name in config.mixer_names)
     return by_default and "b" not in config.canon
 
@@ -845,19 +846,19 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #         d2 d3 q3.k1       d3 q3.k2       q3.k3
 #         d2 d3 d4 q4.k1    d3 d4 q4.k2    d4 q4.k3    q4.k4
 #
-# 2. With the bracket, call what step t really writes u_t. Then S_t = diag(d_t) S_{t-1} + k_t u_t^T
-#    has no bracket, and all above holds with u for v. But u_t depends on what the steps before it
-#    wrote:
+# 2. With the bracket, step t writes not v_t but u_t: b_t times the difference of v_t from what the
+#    faded state holds under k_t. That comes from S, and from the chunk's earlier steps:
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
+#         L_ts = (d_{s+1} .. d_t k_t) . k_s          (A with k in place of q, zero on its diagonal)
 #
-#    with L_ts = (d_{s+1} .. d_t k_t) . k_s for s < t, and 0 otherwise: that is A with k in place of
-#    q, without its diagonal. For all t at once, with b now the diagonal matrix of all b_t,
+#    So S_t = diag(d_t) S_{t-1} + k_t u_t^T, and point 1 holds with u for v. To find all u_t at
+#    once, write them as the rows of U, and all b_t as the diagonal matrix b:
 #
-#         (I + b L) U = b (V - K_in S)
+#         U = b (V - K_in S - L U),    so    U = R (V - K_in S)    with R = (I + b L)^-1 b
 #
-#    whose solution is U = U0 - W S, with R = (I + b L)^-1 b, U0 = R V and W = R K_in (the "WY
-#    form"). R, U0 and W need no S, so all chunks can compute them at once.
+#    U0 = R V and W = R K_in need no S, so all chunks compute them at once. Then U = U0 - W S (the
+#    "WY form").
 #
 # 3. The outputs of the chunk are o = Q_in S + A U.
 #
@@ -872,7 +873,7 @@ def decay_until_end(g):
 
     Row s is g_{s+1} + .. + g_C.
     """
-    later = F.pad(g[..., 1:, :], (0, 0, 0, 1))  # row s is g_{s+1}, the last row 0
+    later = F.pad(g[..., 1:, :], (0, 0, 0, 1))  # moved up a row, zeros below: row s is g_{s+1}
     return later.flip(-2).cumsum(-2).flip(-2)  # cumsum runs from the start: flip, sum, flip back
 
 
@@ -909,23 +910,25 @@ def decayed_products(q, k, g):
     # With a decay per channel, exp(..) stands inside the sum. Split it at a step between s and t: k
     # fades from s to there, and q from there to t, so that neither overflows. No one step suits all
     # pairs (t, s). So start with blocks of one step, and join neighbours. A pair across two blocks
-    # splits where these meet:                                               A0      0
-    #                                                                        across  A1
+    # splits where these meet:
+    #
+    #     A_early   0
+    #     across    A_late
     q, k, g = torch.broadcast_tensors(q, k, g)  # heads may share q and k
     A = (q * k).sum(-1)[..., None, None]  # (.., C, 1, 1): C blocks of one step
     size = 1
     while size < C:
-        # s is in block 0 of a pair of blocks, and t in block 1.
-        in_pairs = (-1, 2, size)  # the pairs, block 0 or 1, steps of a block
-        g0, g1 = g.unflatten(-2, in_pairs).unbind(-3)  # (.., pairs, size, K)
-        k0, _ = k.unflatten(-2, in_pairs).unbind(-3)
-        _, q1 = q.unflatten(-2, in_pairs).unbind(-3)
-        q_faded = q1 * g1.cumsum(-2).exp()  # by the decays from the start of block 1 to t
-        k_faded = k0 * decay_until_end(g0).exp()  # by the decays after s, to the end of block 0
+        # s is in the early block of a pair of blocks, and t in the late one.
+        in_pairs = (-1, 2, size)  # the pairs, early or late, steps of a block
+        g_early, g_late = g.unflatten(-2, in_pairs).unbind(-3)  # (.., pairs, size, K)
+        k_early, _ = k.unflatten(-2, in_pairs).unbind(-3)
+        _, q_late = q.unflatten(-2, in_pairs).unbind(-3)
+        k_faded = k_early * decay_until_end(g_early).exp()  # from s to where the blocks meet
+        q_faded = q_late * g_late.cumsum(-2).exp()  # from there to t
         across = float32_product(q_faded, k_faded.mT)  # (.., pairs, size, size)
-        A0, A1 = A.unflatten(-3, (-1, 2)).unbind(-3)
-        upper = torch.cat([A0, torch.zeros_like(A0)], -1)
-        lower = torch.cat([across, A1], -1)
+        A_early, A_late = A.unflatten(-3, (-1, 2)).unbind(-3)
+        upper = torch.cat([A_early, torch.zeros_like(A_early)], -1)
+        lower = torch.cat([across, A_late], -1)
         A = torch.cat([upper, lower], -2)
         size *= 2
     return A.squeeze(-3)
@@ -997,13 +1000,9 @@ def chunked_linear_attention(
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
         b = into_chunks(beta[..., None], N, C)
-        # R = (I + b L)^-1 b. Of its first argument the solver reads only what is below the
-        # diagonal, b L, and takes ones on the diagonal.
-        bL_and_diagonal = b * decayed_products(k, k, g)
-        b_diagonal = torch.diag_embed(b[..., 0])
-        R = torch.linalg.solve_triangular(
-            bL_and_diagonal, b_diagonal, upper=False, unitriangular=True
-        )
+        L = decayed_products(k, k, g).tril(-1)  # only s < t
+        I = torch.eye(C, dtype=L.dtype, device=L.device)
+        R = torch.linalg.solve_triangular(I + b * L, b * I, upper=False)  # (I + b L)^-1 b
         U0, W = R @ v, R @ (k * fade_in)
     if N == 1 and state is None and not return_state:
         return from_chunks(A @ U0, T, out_dtype), None  # S before the chunk is zero, so o = A U
@@ -1133,7 +1132,7 @@ class GLA(LinearMixer):
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
         # the decay is sigmoid(..)^(1/16): near 1, so that memory is long
         log_decay = heads(F.logsigmoid(at_least_float32(self.decay(x))) / 16, self.n_head)
-        q = q * q.shape[-1] ** -0.5  # 1 / sqrt(K), as in attention
+        q = q * q.shape[-1] ** -0.5  # as in attention (self.norm nearly cancels it)
         o = self.recur(q, k, v, log_decay, state=state)  # (B, T, H, V)
         gate = heads(self.gate(x), self.n_head)
         return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
@@ -1221,7 +1220,7 @@ class GatedDeltaNet(LinearMixer):
         dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
         beta = at_least_float32(self.strength(x)).sigmoid()
         log_decay = -self.A_log.exp() * dt
-        q = q * q.shape[-1] ** -0.5  # 1 / sqrt(K), as in attention
+        q = q * q.shape[-1] ** -0.5  # as in attention (self.norm nearly cancels it)
         o = self.recur(q, k, v, log_decay, beta, state)
         gate = heads(self.gate(x), H)
         return self.out((self.norm(o) * F.silu(gate)).flatten(-2))

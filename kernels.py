@@ -99,9 +99,9 @@ def look_back(x, weight):
     """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
     if torch.compiler.is_compiling():  # it makes one loop of the definition
         y = causal_conv_reference(x, weight, residual=False)
-        # `clone` is for PyTorch 2.11. While it traces this code, it loses the gradients of a
-        # Function whose result comes from a `.to` without effect, as that of the definition does.
-        # It costs nothing: the compiled loop makes no copy.
+        # A bug in PyTorch 2.11: when compiled, a Function has no gradients if its result went
+        # through a `.to` that changes nothing. The definition ends in one. A clone after it avoids
+        # the bug, and is free: the compiled loop makes no copy.
         return y.clone()
     # exercise 2: in place, without shifted copies
     T = x.shape[1]
@@ -215,7 +215,7 @@ if triton is not None:
     @triton.jit
     def place(
         segments_per_sequence,
-        D: tl.constexpr,
+        D: tl.constexpr,  # a constexpr is compiled in: a kernel for each value
         ROWS: tl.constexpr,
         COLS: tl.constexpr,
         STEPS: tl.constexpr,
@@ -375,7 +375,8 @@ def with_channels_side_by_side(x):
 
 
 # torch.compile cannot look into a Triton kernel. It takes a custom operator as it is, and asks the
-# operator's "fake" version for the shapes, strides and dtypes of what comes out.
+# operator's "fake" version for the shapes, strides and dtypes of what comes out. `mutates_args`
+# says into which arguments an operator writes: none.
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
@@ -517,7 +518,7 @@ def relative_error(a, b):
 CASES = (
     dict(B=2, T=1, D=6, kernel=4, residual=True),  # fewer tokens than the kernel
     dict(B=1, T=9, D=64, kernel=7, residual=False),  # more than four lags
-    dict(B=2, T=150, D=300, kernel=4, residual=True),  # several segments, two strips of channels
+    dict(B=2, T=150, D=300, kernel=4, residual=True),  # T > 64, D > 256: segments, strips
 )
 # The error of one rounding to the dtype, with room to spare, as Triton's interpreter truncates.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}

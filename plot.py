@@ -96,7 +96,7 @@ def group(runs):
     for run in sorted(runs, key=order):
         seeds = by_recipe.setdefault(without_seed(run), {})
         seeds[run["seed"]] = run
-    all_members = [list(seeds.values()) for seeds in by_recipe.values()]
+    all_members = [list(seeds.values()) for seeds in by_recipe.values()]  # the runs of each recipe
     names = labels([members[0] for members in all_members])
 
     groups = {}
@@ -462,8 +462,8 @@ def draw_bars(axis, groups, score):
         axis.axvline(chance, color=FAINT, ls=":", lw=1)
         above = axis.get_xaxis_transform()  # x as a score, y as a share of the axes
         axis.text(chance, 1.01, "chance", transform=above, fontsize=9, color=FAINT)
-    axis.set_ylim(len(groups) - 0.4, -0.6)  # upside down: row 0 is at the top
-    axis.set_yticks(range(len(groups)), groups)
+    axis.set_ylim(len(groups) - 1 + 0.6, -0.6)  # upside down: row 0 is at the top
+    axis.set_yticks(range(len(groups)), list(groups))  # the models' names
     axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())
     axis.locator_params(axis="x", nbins=2, steps=[1, 2, 5, 10])
     set_scale(axis.xaxis, unit, axis.dataLim.intervalx)
@@ -557,7 +557,8 @@ def write_lines(axis, text, y, size, colour):
         fontsize=size,
         color=colour,
     )
-    return y - 1.4 * size * len(text.splitlines())
+    line_height = 1.4 * size  # points
+    return y - line_height * len(text.splitlines())
 
 
 def make_grid(count, most, height, title, below, width_ratios=None):
@@ -567,7 +568,7 @@ def make_grid(count, most, height, title, below, width_ratios=None):
     figure, axes = plt.subplots(
         n_rows,
         n_columns,
-        squeeze=False,
+        squeeze=False,  # axes is a 2-D array, even of one panel
         layout="constrained",  # makes room for titles and for names beside the axes
         figsize=(9, 1.1 + height * n_rows),
         width_ratios=width_ratios,
@@ -585,8 +586,11 @@ def make_grid(count, most, height, title, below, width_ratios=None):
 def set_scale(x_or_y, unit, interval, margin=0.0):
     """Scale an x or y axis: shares from 0 to 100%, others from zero on unless a value is below.
 
-    interval: the least and the greatest value drawn. (Without `ignore=True`, matplotlib would only
-    ever widen the view.)
+    x_or_y    axis.xaxis or axis.yaxis
+    interval  the least and the greatest value drawn
+    margin    free space beyond 0 and 100%, as a share of the scale
+
+    (Without `ignore=True`, matplotlib would only ever widen the view.)
     """
     if unit == "share":
         x_or_y.set_view_interval(-margin, 1 + margin, ignore=True)
@@ -889,7 +893,8 @@ def draw_insides(args):
         except ValueError as error:
             complain(error)
             continue
-        save(figure, args.out / f"{path.resolve().name}_inside.png")
+        name = path.resolve().name  # Path(".") has no name of its own
+        save(figure, args.out / f"{name}_inside.png")
         drawn = True
     return drawn
 

@@ -335,16 +335,18 @@ class Run:
         if not self.folder.exists():
             return
         log = self.folder / "metrics.jsonl"
-        has_log = log.exists() and log.stat().st_size > 0
+        has_checkpoint = (self.folder / "ckpt.pt").exists()
+        has_begun = log.exists() and log.stat().st_size > 0
+        if has_checkpoint and not has_begun:
+            # While a run resumes, its log is empty for a moment. The checkpoint knows better.
+            has_begun = read_checkpoint(self.folder)["step"] > 0
+        if has_checkpoint and has_begun:
+            advice = "--resume continues it, or choose another --out"
+            raise RunError(f"{self.folder} is not empty: {advice}")
         # A kill while `whole_file` writes leaves a file whose name ends in ".new".
         own_files = ("config.json", "config.json.new", "metrics.jsonl", "ckpt.pt", "ckpt.pt.new")
         strangers = [path for path in self.folder.iterdir() if path.name not in own_files]
-        if (self.folder / "ckpt.pt").exists():
-            # While a run resumes, its log is empty for a moment. So look into the checkpoint, too.
-            if has_log or read_checkpoint(self.folder)["step"] > 0:
-                advice = "--resume continues it, or choose another --out"
-                raise RunError(f"{self.folder} is not empty: {advice}")
-        if has_log or strangers:
+        if has_begun or strangers:
             raise RunError(f"{self.folder} is not empty: choose another --out")
 
     def open_and_lock(self):
@@ -443,7 +445,8 @@ def read(folder):
     folder = Path(folder)
     try:
         run = json.loads((folder / "config.json").read_text())
-        run["evals"], run["seconds"] = [], None
+        run["evals"] = []
+        run["seconds"] = None  # until the log has its final line
         text = (folder / "metrics.jsonl").read_text()
         whole_lines = text.split("\n")[:-1]  # the last one may still be growing
         evaluations = {}  # by step: the final line repeats the last scores

@@ -29,7 +29,7 @@ def answered(task, model, seed, temperature=0.0):
     task, model   as `runs.load_model` returns them
     temperature   0 takes the likeliest tokens, 1 samples
     """
-    rng = np.random.default_rng([seed, SAMPLES])  # another stream than training's and evaluation's
+    rng = np.random.default_rng([seed, SAMPLES])  # other numbers than training's and evaluation's
     (document,) = task.documents(rng, 1)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     text = ""
@@ -38,7 +38,7 @@ def answered(task, model, seed, temperature=0.0):
         asked = document.tokens[:start]  # with right answers to earlier questions
         expected = document.tokens[start:end]
         length = end - start
-        if task.stop is not None:  # the model's answer may be longer
+        if task.stop is not None:  # it may be longer than ours: up to `stop`, or as far as it fits
             length = task.block_size + 1 - start
         answer = go_on(model, asked, length, task.stop, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space

@@ -37,14 +37,15 @@ from torch.nn.utils.rnn import pad_sequence
 # ---- 1. A task -------------------------------------------------------------
 #
 # A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
-# training window is documents in a row, each opened by <bos> (the paper leaves this open). Text has
+# training window is documents in a row, each opened by <bos> (the paper does not say how). Text has
 # no documents: its windows are cut from one long text. Unless a task scores otherwise, a document
 # counts as right if the model predicts all of its targets.
 
-# The second number of a seed, such as [seed, TRAIN, step], so that streams are independent.
+# The second number of a seed, such as [seed, TRAIN, step], so that each use has random numbers of
+# its own.
 TRAIN, EVAL, PEOPLE, EXPOSURES, SAMPLES = range(5)
-# So many documents a model reads at a time when it is scored, and so many it writes.
-ROWS, WRITTEN_ROWS = 32, 128
+ROWS = 32  # documents that a model reads at a time when it is scored
+WRITTEN_ROWS = 128  # and answers that it writes at a time
 
 
 class Document:
@@ -123,8 +124,7 @@ class Task:
         return self.documents(rng, count)
 
     def batch(self, seed, step, batch_size):
-        """The training windows of one step. Steps count from 0, so these are for train.py's
-        step + 1.
+        """The training windows of one step. Here `step` counts from 0, in train.py from 1.
 
         Returns tokens (int64) and loss mask (bool), both (batch_size, block_size + 1).
 
@@ -324,7 +324,8 @@ class Depo(NamesTask):
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        # An instance asks up to ten questions. Up to K = 256, no more k than that are scored.
+        # `evaluate` asks for k = 1, 2, 3, 4, 8 .. K. At K = 256 these are ten, as many as one
+        # instance has questions.
         require_range("K", K, 1, min(N - 1, 256))
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
@@ -343,7 +344,7 @@ class Depo(NamesTask):
 
         self.scored = powers_of_two(K)  # the k that evaluate asks for
         if K > 3:
-            self.scored.insert(2, 3)  # after 1 and 2
+            self.scored.insert(2, 3)  # [1, 2, 3, 4, ..]: figures count hops without a gap
         self.units = {f"k={k}": "share" for k in self.scored}
         self.chance = 1 / (N - 1)  # one of the nodes other than q
 
@@ -484,16 +485,15 @@ class Words:
         while any(missing):
             count = sum(len(places) for places in missing)
             drawn = iter(self.draw_any(rng, count))
-            for document, places in enumerate(missing):
-                came_twice = []
+            for i, places in enumerate(missing):  # of document i
+                missing[i] = []
                 for place in places:
                     word = next(drawn)
-                    if word in taken[document]:
-                        came_twice.append(place)
+                    if word in taken[i]:
+                        missing[i].append(place)  # to be drawn again
                     else:
-                        taken[document].add(word)
-                        words[document][place] = word
-                missing[document] = came_twice
+                        taken[i].add(word)
+                        words[i][place] = word
         # Of two equal words the later one was drawn again, and short words are equal more often. So
         # later places have longer words. Shuffle them, or a word's place would hint at its length.
         shuffled = []
@@ -605,7 +605,7 @@ class Brevo(NamesTask):
         named = self.words.split(answer[: answer.index(self.eos)])
         placed = set()
         for word in named:
-            if not parents[word] <= placed:
+            if parents[word] - placed:  # a parent that is not placed yet
                 return False
             placed.add(word)
         return sorted(named) == sorted(dependencies(parents, q))  # each of them once
@@ -759,7 +759,7 @@ class Mano(Task):
             number = dice.randrange(self.modulus)
             tokens.append(1 + number)
             return number
-        operator = dice.randrange(3)
+        operator = dice.randrange(3)  # 0, 1, 2 are + - *, as in the vocabulary
         tokens.append(self.plus + operator)
         in_left = dice.randrange(l)  # operators in the left operand
         a = self.append_expression(tokens, dice, in_left)
@@ -794,7 +794,7 @@ class Mano(Task):
 # tokens of a symbol begin or end, so the model must infer the whole tree. All
 # tokens are targets. Both scores come from one chart (`Grammar.chart`).
 
-GRAMMARS = {  # {symbol: its rules}
+GRAMMARS = {  # {symbol: its rules, with | between them}, from the paper
     "cfg3f": {
         22: "20 21 | 20 19 21 | 21 19 19 | 20 20",
         19: "18 16 18 | 17 18 | 18 18",
@@ -883,7 +883,8 @@ class Grammar:
             for rule in rules_of_symbol:
                 means.append(sum(self.mean[part] for part in rule))
                 lengths.append(sum(self.longest[part] for part in rule))
-            self.mean[symbol], self.longest[symbol] = np.mean(means), max(lengths)
+            self.mean[symbol] = np.mean(means)  # its rules are equally likely
+            self.longest[symbol] = max(lengths)
 
         # The rules as tables, for `sample`: how many a symbol has, and their parts, zeros after.
         most_rules = max(len(rules_of_symbol) for rules_of_symbol in self.rules.values())
@@ -897,7 +898,7 @@ class Grammar:
 
     def sample(self, rng, count):
         """`count` sentences, lists of tokens."""
-        symbols = np.full(count, self.root)  # of all sentences
+        symbols = np.full(count, self.root)  # of all sentences in a row; each begins as a root
         sentence = np.arange(count)  # in which of them each symbol is
         while symbols[0] in self.rules:  # all symbols are on one level, so one stands for all
             chances = rng.random(len(symbols))  # uniform in [0, 1)
@@ -948,14 +949,14 @@ class Grammar:
         starts, end = defaultdict(lambda: zeros), zeros
         starts[self.root] = zeros.clone()
         starts[self.root][:, :, 0] = 1
-        for symbol in reversed(self.rules):  # from the root down
+        for symbol in reversed(self.rules):  # from the root down: starts[symbol] is complete
             for rule in self.rules[symbol]:
-                begins = starts[symbol] / len(self.rules[symbol])  # where the first part begins
+                here = starts[symbol] / len(self.rules[symbol])  # where the first part begins
                 for part in rule:
-                    starts[part] = starts[part] + begins
-                    begins = begins @ inside[part]  # where this part ends, and the next one begins
+                    starts[part] = starts[part] + here
+                    here = here @ inside[part]  # where this part ends, and the next one begins
                 if symbol == self.root:
-                    end = end + begins
+                    end = end + here
         # end of exercise
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
 
@@ -1028,9 +1029,10 @@ class Lano(Task):
         in_sentence = tokens != self.bos
         lengths = in_sentence.sum(1)
         chart = self.charts(tokens * in_sentence)
-        rows = torch.arange(len(tokens), device=tokens.device)
+        each_row = torch.arange(len(tokens), device=tokens.device)
+        after_sentence = chart[each_row, lengths]  # (B, 4)
         ended = tokens[:, -1] == self.bos
-        return ended & (chart[rows, lengths, 0] > 0)
+        return ended & (after_sentence[:, 0] > 0)
 
     def charts(self, tokens):
         """The chart of many rows, a few at a time to save memory."""
@@ -1081,6 +1083,7 @@ BIOGRAPHY += ["pronoun", *THREE_WORDS, "university"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "major"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "employer"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "work city"]
+# Where in a biography words stand, where values, and from which column each value is.
 WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
 VALUE_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
 VALUE_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in VALUE_PLACES]
@@ -1177,11 +1180,14 @@ class Capo(Task):
             logits = model(rows[:, :-1])[0].float()
             costs.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
         nats = torch.cat(costs).mean(0).cpu().numpy()  # nats[i] is what token i + 1 costs
-        first_mentions = [BIOGRAPHY.index(kind) - 1 for kind in COLUMNS]
-        name_nats, fact_nats = np.split(nats[first_mentions], [len(NAMES)])
-        # log2(N0 / e^p1) = (1 - p1 / ln N0) log2 N0. `names` is the bracket, and so with the facts.
-        names = max(0.0, 1 - float(name_nats.sum()) / math.log(POSSIBLE_NAMES))
-        facts = max(0.0, 1 - float(fact_nats.sum()) / math.log(POSSIBLE_FACTS))
+
+        def cost_of(kinds):
+            """In nats, at the first mention of each."""
+            return float(nats[[BIOGRAPHY.index(kind) - 1 for kind in kinds]].sum())
+
+        # log2(N0 / e^p1) = log2 N0 * (1 - p1 / ln N0): all there is to know, times the share known.
+        names = max(0.0, 1 - cost_of(NAMES) / math.log(POSSIBLE_NAMES))
+        facts = max(0.0, 1 - cost_of([*FACTS, "work city"]) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
         # Values that nobody has, and padding.
         unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
@@ -1226,8 +1232,9 @@ def epoch_order(seed, epoch, N):
 
 class Text(Task):
     """text    "python": the .py files of this Python's standard library; or the path of a file
-    size    in bytes, and sha256 of the text. A run records them, and a text that differs is
-            refused, so that runs on other texts, or on another Python's library, are never compared
+    size    of the text, in bytes
+    sha256  of the text. A run records both, and a text that differs is refused, so that runs on
+            other texts, or on another Python's library, are never compared
     """
 
     meaning = "a text, byte by byte"

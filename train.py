@@ -2,9 +2,9 @@
 
 Begin with `train` in section 3, the loop in the order of events. Around it stand 1 data, optimizer
 and learning rate; 2 one step, and one evaluation; 4 checks before training; 5 progress; 6 ending a
-run; 7 recipes and presets; 8 the command line; 9 what a run is called, and what it prints; and 10
-`main`, where everything begins. A run leaves config.json, metrics.jsonl and ckpt.pt in out/<run>/
-(runs.py).
+run; 7 recipes and presets; 8 the command line; 9 a run's name, its config.json, and what it prints;
+and 10 `main`, where everything begins. A run leaves config.json, metrics.jsonl and ckpt.pt in
+out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -163,7 +163,7 @@ def learning_rate(step, peak, training):
     # 1. Warm-up: it rises linearly to the peak.
     if step <= training.warmup:
         return peak * step / training.warmup
-    # 2. Decay: the first step after warm-up still has the peak, as no such step is over before it.
+    # 2. Decay. `done` is 0 at the first step after warm-up, so that this step, too, has the peak.
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     return peak * SCHEDULES[training.schedule](done)
 
@@ -173,8 +173,8 @@ def learning_rate(step, peak, training):
 
 def train_step(model, optimizer, batch, training, grad_accum, autocast):
     """Update the weights from a batch, cut into `grad_accum` micro-batches (gradient accumulation).
-    Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the mean
-    of what the processes return is the loss.)
+    Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the loss
+    is the mean of those that the processes return.)
     """
     tokens, loss_mask, target_count = batch  # as `Batches` makes it
     micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
@@ -188,8 +188,9 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
         # over the processes; the factor WORLD turns that average into a sum.
         scale = WORLD * target_mask.sum() / target_count
         # DDP exchanges gradients once, after the last micro-batch.
-        waits = WORLD > 1 and number < grad_accum  # only a model in DDP has no_sync
-        with model.no_sync() if waits else contextlib.nullcontext():
+        more_to_come = number < grad_accum
+        no_exchange = WORLD > 1 and more_to_come  # only a model in DDP has no_sync
+        with model.no_sync() if no_exchange else contextlib.nullcontext():
             with autocast:
                 _, loss = model(inputs, targets, loss_mask=target_mask)
                 loss = loss * scale
@@ -200,18 +201,6 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
     optimizer.step()
     optimizer.zero_grad()
     return batch_loss, gradient_norm
-
-
-def compiled_and_distributed(model, options):
-    """The same model, compiled if the options say so, and under torchrun in DDP, PyTorch's
-    DistributedDataParallel, which averages the gradients of all processes."""
-    if options.compile:
-        # Where nobody asked for --compile, a compiler that fails is ignored.
-        torch._dynamo.config.suppress_errors = not options.must_compile
-        model = torch.compile(model)
-    if WORLD > 1:
-        model = nn.parallel.DistributedDataParallel(model)
-    return model
 
 
 @torch.no_grad()
@@ -237,6 +226,9 @@ LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
 def train(options, recipe, command, stop):
     """One run, from its random seed to its last score.
 
+    Its helpers stand above and right below. But `check_own_parts` is in section 4, `Progress` in 5,
+    `Ended` and `require_finite` in 6, and what describes and prints the run in 9.
+
     options  where and how to run
     recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
     command  how the run was started, for config.json
@@ -250,7 +242,8 @@ def train(options, recipe, command, stop):
     task = make_task(**recipe.task, run_seed=recipe.seed)  # Capo draws its people from the seed
     model = CanonGPT(recipe.model).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    peaks = [group["lr"] for group in optimizer.param_groups]  # --resume may load decayed ones
+    # Read them now: with --resume, an optimizer of your own may load decayed ones.
+    peaks = [group["lr"] for group in optimizer.param_groups]
 
     # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
     # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
@@ -259,8 +252,8 @@ def train(options, recipe, command, stop):
     check_own_parts(task, model, optimizer, recipe, autocast)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
 
-    # `fast_model` shares the weights of `model`. Evaluation uses `model`, as its batches have many
-    # shapes, and each shape would have to be compiled.
+    # `fast_model` shares the weights of `model`. (Not compiled and in one process, it is `model`.)
+    # Evaluation uses `model`, as its batches have many shapes, and each would have to be compiled.
     fast_model = compiled_and_distributed(model, options)
 
     # The run's folder, and what a checkpoint in it restores.
@@ -311,7 +304,8 @@ def train(options, recipe, command, stop):
 
             # 6. Stop if asked to. (After the last step, the run ends anyway.)
             if stop_now and step < training.steps:
-                run.log({"step": step, "stopped": stop.name})  # after the save: --resume drops it
+                # Not in the checkpoint's copy of the log, so --resume drops this line.
+                run.log({"step": step, "stopped": stop.name})
                 reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
                 raise Ended(reason, status=128 + stop.number)  # as shells do
             progress.start_lap(step)  # so that scoring and saving do not count
@@ -336,6 +330,18 @@ def train(options, recipe, command, stop):
 #   seed of its own: `reseed` gives each process other numbers.
 
 
+def compiled_and_distributed(model, options):
+    """The same model, compiled if the options say so, and under torchrun in DDP, PyTorch's
+    DistributedDataParallel, which averages the gradients of all processes."""
+    if options.compile:
+        # Where nobody asked for --compile, a compiler that fails is ignored.
+        torch._dynamo.config.suppress_errors = not options.must_compile
+        model = torch.compile(model)
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    return model
+
+
 def open_run(options, about, stateful):
     """(run, steps_done, seconds): the run's folder (runs.py), the steps that are done, and the time
     that they took. With --resume, `stateful` is set back to the checkpoint. There is one from the
@@ -356,6 +362,14 @@ def reseed(run_seed, step):
     # NumPy mixes the three numbers into one.
     (mixed,) = np.random.SeedSequence([run_seed, step, RANK]).generate_state(1)
     torch.manual_seed(int(mixed))
+
+
+def mean_over_processes(value):
+    """The mean of a tensor that each process of torchrun has."""
+    if WORLD > 1:
+        value = value.clone()
+        torch.distributed.all_reduce(value)
+    return value / WORLD
 
 
 # ---- 4. Checks before training ---------------------------------------------
@@ -392,7 +406,7 @@ def require_sound_layers(model):
 
     again, _ = model(tokens)
     require_same(again, whole, config, "a layer is random, though in eval mode")
-    alone = torch.cat([model(sequence)[0] for sequence in tokens.split(1)])
+    alone = torch.cat([model(sequence)[0] for sequence in tokens.split(1)])  # batches of one
     require_same(alone, whole, config, "a layer mixes the sequences of a batch")
     cut = math.ceil(2 * tokens.shape[1] / 3)  # 86 of 128: inside a chunk of the linear mixers
     first, _ = model(tokens[:, :cut])
@@ -615,14 +629,6 @@ def ignore_stop_signals(worker):
     is saved. Then `main` kills them."""
     for number in STOP:
         signal.signal(number, signal.SIG_IGN)
-
-
-def mean_over_processes(value):
-    """The mean of a tensor that each process of torchrun has."""
-    if WORLD > 1:
-        value = value.clone()
-        torch.distributed.all_reduce(value)
-    return value / WORLD
 
 
 # ---- 7. Recipes and presets ------------------------------------------------
@@ -946,6 +952,7 @@ def read_recipe(args, device):
         parts["dtype"] = default_dtype(device)
     else:
         raise ValueError(f"--task is required: {', '.join(TASKS | ALIASES)}")
+    # A flag that was given goes before the preset's value.
     parts["task"] = parts["task"] | given(args, task_flags(args))
     parts["model"] = parts["model"] | given(args, MODEL_FLAGS)
     parts["training"] = parts["training"] | given(args, TRAINING_FLAGS)
@@ -956,6 +963,7 @@ def read_recipe(args, device):
         parts["training"]["steps"] = None  # make_recipe asks the task for them
 
     recipe = make_recipe(**parts)
+    # Config cannot tell a flag that was given from a default. So these are refused here.
     if not recipe.model.has_attention:
         mixer = recipe.model.mixer
         if args.n_head is not None:
@@ -1047,7 +1055,7 @@ def compiling_pays(recipe):
     return tokens * model.n_layer * model.d_model > WORTH_COMPILING
 
 
-# ---- 9. What a run is called, and what it prints ---------------------------
+# ---- 9. A run's name, its config.json, and what it prints ------------------
 
 
 def run_name(recipe, usual_dtype):
@@ -1070,13 +1078,11 @@ def unlike_preset(recipe):
     which are named anyway."""
     parts = preset_parts(recipe.preset, recipe.task["name"])
     usual_task = make_task(**parts["task"]).settings
-    # The preset's model and training for this run's task, as Capo's steps follow from the task.
-    parts["task"] = recipe.task
-    usual = make_recipe(**parts)
-    usual_model = dict(vars(usual.model))
-    for field in ("mixer", "pos", "canon"):
-        usual_model[field] = getattr(recipe.model, field)
-    # short_conv follows from mixer and canon: where it is None, Config chooses it.
+    # The preset's model and training, but for this run's task: Capo's steps follow from it.
+    usual = make_recipe(**(parts | {"task": recipe.task}))
+    named_anyway = {field: getattr(recipe.model, field) for field in ("mixer", "pos", "canon")}
+    usual_model = vars(usual.model) | named_anyway
+    # Of short_conv, what Config chooses for this run's mixer and canon is usual.
     usual_model["short_conv"] = replace(recipe.model, short_conv=None).short_conv
 
     found = differences(short_settings(recipe.task), short_settings(usual_task))
