@@ -652,7 +652,7 @@ class CanonGPT(nn.Module):
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
         if targets is None:
             return logits, None
-        # The mean cross-entropy of the targets that count.
+        # The mean cross-entropy of the targets that count; loss_mask does what ignore_index would.
         if loss_mask is None:
             loss_mask = torch.ones_like(targets, dtype=torch.bool)
         flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
@@ -668,8 +668,8 @@ class CanonGPT(nn.Module):
 
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
         softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
-        it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device. Raises
-        ValueError if the result would not fit, or if the temperature is negative.
+        it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device.
+        Raises ValueError if the result would not fit, or if the temperature is negative.
         """
         if temperature < 0:
             raise ValueError(f"temperature = {temperature}: allowed: 0 or more")
@@ -1081,7 +1081,7 @@ class LinearMixer(Mixer):
         T, K = k.shape[1], k.shape[3]
         V = v.shape[3]
         # Chunks of 32 are faster where K V is small, those of 64 where it is large
-        # (benchmarks/README.md has the times). With the bracket, one chunk for a short text is as
+        # (benchmarks/README.md has the times). With the bracket, one chunk of up to 96 steps is as
         # fast as several, and compiles in a third of the time.
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:

@@ -281,7 +281,7 @@ class Run:
             for name, part in stateful.items():
                 if name not in saved:
                     raise ValueError(f"it has no {name}")
-                if name == "model":
+                if isinstance(part, torch.nn.Module):  # the model, or an average of its weights
                     load_weights(part, saved[name])
                 elif name == "optimizer":
                     load_optimizer(part, saved)
@@ -406,7 +406,7 @@ def whole_file(path):
     any time, old or new, also if the power fails."""
     fresh = path.with_name(path.name + ".new")
     try:
-        with naming(fresh), open(fresh, "wb") as file:
+        with naming(fresh), open(fresh, "wb") as file:  # an error in writing names no file itself
             yield file
             file.flush()
             os.fsync(file.fileno())  # it is on the disk before it takes the old one's place

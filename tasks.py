@@ -1060,7 +1060,8 @@ class Lano(Task):
 # are uniform, so log2 of the possibilities is what there is to know. All tokens
 # are targets. We chose tokens in place of English.
 
-NAMES = {"first name": 400, "middle name": 400, "last name": 1000}  # how many there are of each
+# How many different ones there are of each, as in the paper.
+NAMES = {"first name": 400, "middle name": 400, "last name": 1000}
 FACTS = {
     "pronoun": 2,
     "month": 12,
@@ -1342,6 +1343,7 @@ def read_text(text):
         except OSError as error:
             raise ValueError(f"text = {text!r}: {error.strerror}") from None
     library = Path(sysconfig.get_path("stdlib"))
+    # Tests, which some installations lack, and packages that are not the library's.
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
     files = []
     for path in sorted(library.rglob("*.py")):

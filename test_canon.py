@@ -2821,6 +2821,9 @@ def test_a_checkpoint_holds_whatever_has_a_state(here):
     assert (average.module.weight == 7).all()
     with pytest.raises(run_folders.RunError, match="does not fit: it has no average"):
         run_folders.Run("without", about, resume=True).restore(stateful)
+    stateful["average"] = torch.nn.Linear(2, 3)  # not of the shape that was saved
+    with pytest.raises(run_folders.RunError, match="does not fit"):
+        run_folders.Run("with", about, resume=True).restore(stateful)
 
 
 def test_a_checkpoint_with_older_names_is_read():

@@ -154,7 +154,7 @@ def linear(done):
 
 # How the learning rate falls after warm-up. A schedule of your own is one more entry: a function
 # from `done`, the share of the steps after warm-up that are over, to a factor from 0 to 1. (To use
-# the step itself, change `learning_rate`.)
+# the step itself, change `learning_rate`. For several forms of one, enter each: "wsd20", "wsd40".)
 SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
@@ -193,7 +193,7 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
         with model.no_sync() if no_exchange else contextlib.nullcontext():
             with autocast:
                 _, loss = model(inputs, targets, loss_mask=target_mask)
-                loss = loss * scale
+                loss = loss * scale  # in place of loss / grad_accum
             loss.backward()
         batch_loss = batch_loss + loss.detach()  # no .item(): the CPU would wait for the GPU
     max_norm = training.clip if training.clip > 0 else math.inf  # inf: it is only measured
@@ -791,7 +791,10 @@ def make_recipe(preset_name, task, model, training, dtype="float32", seed=0, eva
 def make_parser():
     """All options. A new one is one more line here. If it has the name of a field of Config or
     Training, or of a parameter of the task, it sets that; then it has no default, so that None says
-    that it was not given. Any other also goes into OTHER_FLAGS, and into Options or Recipe."""
+    that it was not given. Any other also goes into OTHER_FLAGS, and into Options or Recipe.
+
+    (Until there is such a field, a flag passes for the task's: "copy has no such parameter".)
+    """
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. Options left out keep the preset's values.",
