@@ -789,10 +789,11 @@ def require_default(config, field, reason):
 #     Mamba2            one number              dt_t   none       projections; heads share q and k
 #     Gated DeltaNet    one number              b_t    yes        projections; q, k of unit length
 #
-# (GLA and Gated DeltaNet then divide q by sqrt(K), as attention does.) The bracket is the factor
-# I - b_t k_t k_t^T. Without it, two values written under one key pile up. For k_t of unit length,
-# it first removes the share b_t of what the faded S holds under k_t. That is the "delta rule": one
-# step, of size b_t, of gradient descent on |S^T k_t - v_t|^2 / 2.
+# (Mamba2 computes its strength dt_t from the token. GLA and Gated DeltaNet then divide q by
+# sqrt(K), as attention does.) The bracket is the factor I - b_t k_t k_t^T. Without it, two values
+# written under one key pile up. For k_t of unit length, it first removes the share b_t of what the
+# faded S holds under k_t. That is the "delta rule": one step, of size b_t, of gradient descent on
+# |S^T k_t - v_t|^2 / 2.
 #
 # The loop below is the definition; section 10 computes the same, fast. (In Part I, S counts tokens;
 # here it is this matrix.)
@@ -864,8 +865,9 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 # 4. The state after it, with which the next chunk starts, is d_1 .. d_C S + K_out^T U.
 #
-# Decays are kept as logarithms, g_t = ln d_t, and added. As a number, d_2 d_3 might be taken as
-# d_1 d_2 d_3 / d_1, which would be 0 / 0 when decays are strong.
+# Decays are kept as logarithms, g_t = ln d_t. Then d_2 d_3 can be had from a difference of sums,
+# (g_1 + g_2 + g_3) - g_1. As a ratio of products, d_1 d_2 d_3 / d_1, it would be 0 / 0 when decays
+# are strong.
 
 
 def decay_until_end(g):
@@ -878,11 +880,11 @@ def decay_until_end(g):
 
 
 def decay_between(g):
-    """The log decay from step s to step t: for g (.., C), (.., C, C). [t, s] is g_{s+1} + .. + g_t
+    """The log decay from step s to step t: g (.., C) gives (.., C, C). [t, s] is g_{s+1} + .. + g_t
     for s <= t, and -inf for s > t.
 
     It is a difference of two sums from the start, which may be large and close to each other. So
-    it is computed in float64, which Apple's GPUs (MPS) lack.
+    it is computed in float64, or float32 on Apple's GPUs (MPS), which have no float64.
     """
     precise = torch.float32 if g.device.type == "mps" else torch.float64
     sums = g.to(precise).cumsum(-1)
@@ -899,7 +901,8 @@ def float32_product(a, b):
 
 
 def decayed_products(q, k, g):
-    """A (.., C, C) with A[t, s] = sum_c q[t, c] k[s, c] exp(g[s+1, c] + .. + g[t, c]), s <= t.
+    """A (.., C, C) with A[t, s] = sum_c q[t, c] k[s, c] exp(g[s+1, c] + .. + g[t, c]) for s <= t,
+    and 0 for s > t.
 
     q, k (.., C, K); g (.., C, K), and then C is a power of two, or (.., C, 1).
     """
@@ -931,7 +934,7 @@ def decayed_products(q, k, g):
         lower = torch.cat([across, A_late], -1)
         A = torch.cat([upper, lower], -2)
         size *= 2
-    return A.squeeze(-3)
+    return A.squeeze(-3)  # one block of C steps is left
 
 
 def write_into_state(k, fade_out, u):
@@ -957,7 +960,7 @@ def into_chunks(x, N, C):
     """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. These
     leave the state as it is: nothing is written, and a log decay of 0 fades nothing."""
     missing = N * C - x.shape[1]
-    x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))  # two numbers a dim, the last first
+    x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))  # F.pad begins at the last dim
     x = x.unflatten(1, (N, C))  # (B, N, C, H, X)
     return x.transpose(0, 1).transpose(2, 3)
 
@@ -965,7 +968,7 @@ def into_chunks(x, N, C):
 def from_chunks(o, T, dtype):
     """(N, B, H, C, V) -> (B, T, H, V)."""
     o = o.transpose(0, 1).transpose(2, 3)  # (B, N, C, H, V)
-    return o.flatten(1, 2)[:, :T].to(dtype)
+    return o.flatten(1, 2)[:, :T].to(dtype)  # without the padding
 
 
 def chunked_linear_attention(
@@ -974,8 +977,7 @@ def chunked_linear_attention(
     """`linear_recurrence` in chunks, for T >= 1: same arguments, and the same result up to
     rounding. Time and memory are linear in T.
 
-    chunk         about the most tokens per chunk; for a decay per channel, at most the next power
-                  of two
+    chunk         the most tokens per chunk; for a decay per channel, rounded up to a power of two
     return_state  whether the last state is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and the state stay in float32.
@@ -985,30 +987,31 @@ def chunked_linear_attention(
         log_decay = log_decay[..., None]  # (B, T, H, 1)
     N = math.ceil(T / chunk)
     C = math.ceil(T / N)  # equal chunks: for T = 65 and chunk = 64, two of 33, not two of 64
-    if log_decay.shape[3] > 1:
+    if log_decay.shape[3] > 1:  # a decay per channel
         C = 2 ** (C - 1).bit_length()  # the next power of two, for `decayed_products`
         N = math.ceil(T / C)
-    q = into_chunks(q, N, C)
+    q = into_chunks(q, N, C)  # (N, B, H or 1, C, K)
     k = into_chunks(k, N, C)
-    v = into_chunks(v, N, C)
-    g = into_chunks(log_decay, N, C)
-    fade_in = g.cumsum(-2).exp()  # (N, B, H, C, K or 1)
+    v = into_chunks(v, N, C)  # (N, B, H, C, V)
+    g = into_chunks(log_decay, N, C)  # (N, B, H, C, K or 1)
+    fade_in = g.cumsum(-2).exp()  # d_1 .. d_t in row t
     # Point 1 of section 10.
     A = decayed_products(q, k, g)  # (N, B, H, C, C)
     # Point 2, as far as it goes without S. Without the bracket, u_t is v_t.
     U0, W = v, None
     if beta is not None:
         # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
-        b = into_chunks(beta[..., None], N, C)
+        b = into_chunks(beta[..., None], N, C)  # (N, B, H, C, 1): b * L is the matrix product b L
         L = decayed_products(k, k, g).tril(-1)  # only s < t
         I = torch.eye(C, dtype=L.dtype, device=L.device)
         R = torch.linalg.solve_triangular(I + b * L, b * I, upper=False)  # (I + b L)^-1 b
-        U0, W = R @ v, R @ (k * fade_in)
+        U0 = R @ v
+        W = R @ (k * fade_in)  # R K_in
     if N == 1 and state is None and not return_state:
         return from_chunks(A @ U0, T, out_dtype), None  # S before the chunk is zero, so o = A U
     # The rest of point 2, and points 3 and 4, chunk by chunk.
-    fade_out = decay_until_end(g).exp()  # (N, B, H, C, K or 1)
-    whole_decay = fade_in[..., -1, :, None]  # (N, B, H, K or 1, 1)
+    fade_out = decay_until_end(g).exp()  # d_{t+1} .. d_C in row t
+    whole_decay = fade_in[..., -1, :, None]  # d_1 .. d_C, (N, B, H, K or 1, 1)
     if state is None:
         _, B, H, _, V = v.shape
         S = v.new_zeros(B, H, k.shape[4], V)
@@ -1031,8 +1034,8 @@ def chunked_linear_attention(
 # Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own), turns some
 # projections into decays and strengths, runs the recurrence, gates what it read, and projects back.
 # The paper's Canon-AbCD, with a small b, is Canon at A, C and D beside the short convolution: here
-# canon="acd" and short_conv=True. Mixer and MLP share 12 D^2 parameters per layer; Mamba2's key,
-# query and decays add 144 D, at 64 dims almost a fifth more.
+# canon="acd" and short_conv=True. Mixer and MLP share some 12 D^2 parameters per layer; Mamba2's
+# key, query and decays add 144 D, at 64 dims almost a fifth more.
 
 
 class ShortConv(nn.Module):
@@ -1041,8 +1044,8 @@ class ShortConv(nn.Module):
     kernel = 4
 
     def __init__(self, width, std=None, bias=False):
-        """std: of the initial weights, where the author's code has one. None: uniform, as in a
-        Canon layer."""
+        """std is that of the initial weights, where the author's code sets one. Without it, they
+        are uniform, as in a Canon layer."""
         super().__init__()
         bound = self.kernel**-0.5
         self.weight = nn.Parameter(torch.empty(self.kernel, width).uniform_(-bound, bound))
@@ -1066,9 +1069,8 @@ class LinearMixer(Mixer):
 
     @staticmethod
     def width_multiple(config):
-        """d_model must be a multiple of this, so that the heads divide the channels: GLA's 4 heads
-        the D/2 of its keys, Mamba2's 16 the 2D of its values."""
-        return 8
+        """d_model must be a multiple of this, so that the heads divide the channels."""
+        return 8  # 4 heads divide the D/2 channels of GLA's keys; 16, the 2D of Mamba2's values
 
     @classmethod
     def check(cls, config):
@@ -1098,7 +1100,7 @@ def initial_dt_bias(n_head):
     """softplus of it is log-uniform in 0.001 .. 0.1. Heads with a small dt start with a long
     memory, those with a large one with a short memory."""
     dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
-    return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+    return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # ln(e^dt - 1), softplus's inverse
 
 
 def heads(x, n_head):
@@ -1119,9 +1121,10 @@ class GLA(LinearMixer):
         self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
         self.conv = ShortConv(2 * D, std=0.02) if config.short_conv else None
-        self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))  # low rank
+        # Low rank: through 16 dims.
+        self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))
         self.gate = nn.Linear(D, D, bias=False)
-        self.norm = RMSNorm(D // self.n_head)
+        self.norm = RMSNorm(D // self.n_head)  # of each head's output
         self.out = nn.Linear(D, D, bias=False)
 
     def forward(self, x, state=None):
@@ -1130,9 +1133,9 @@ class GLA(LinearMixer):
         if self.conv is not None:  # after Canon-B, if both are on (our choice)
             qkv = self.conv(qkv, state)
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
-        # the decay is sigmoid(..)^(1/16): near 1, so that memory is long
+        # The decay is sigmoid(..)^(1/16): near 1, so that memory is long.
         log_decay = heads(F.logsigmoid(at_least_float32(self.decay(x))) / 16, self.n_head)
-        q = q * q.shape[-1] ** -0.5  # as in attention (self.norm nearly cancels it)
+        q = q * q.shape[-1] ** -0.5  # as in attention (self.norm cancels it, but for its eps)
         o = self.recur(q, k, v, log_decay, state=state)  # (B, T, H, V)
         gate = heads(self.gate(x), self.n_head)
         return self.out((self.norm(o) * F.silu(gate)).flatten(-2))
@@ -1143,14 +1146,15 @@ class Mamba2(LinearMixer):
 
     budget = 6
     n_head = 16
-    n_state = 64
+    n_state = 64  # dims of the key and of the query
     short_conv_by_default = True
 
     def __init__(self, config):
         super().__init__()
         D = config.d_model
         H, K = self.n_head, self.n_state
-        width = 4 * D + 2 * K + H  # its authors' z, x, B, C, dt: gate, value, key, query, step size
+        # Gate 2D, value 2D, key K, query K, dt H: its authors' z, x, B, C, and dt, the step size.
+        width = 4 * D + 2 * K + H
         self.into = nn.Linear(D, width, bias=False)
         self.canon_b = canon_at("b", width, config)
         self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.short_conv else None
@@ -1165,10 +1169,10 @@ class Mamba2(LinearMixer):
         D = x.shape[-1]
         H, K = self.n_head, self.n_state
         projected = self.canon_b(self.into(x), state)
-        z, xBC, dt = projected.split([2 * D, 2 * D + 2 * K, H], -1)
+        gate, vkq, dt = projected.split([2 * D, 2 * D + 2 * K, H], -1)
         if self.conv is not None:
-            xBC = self.conv(xBC, state)
-        value, key, query = xBC.split([2 * D, K, K], -1)
+            vkq = self.conv(vkq, state)
+        value, key, query = vkq.split([2 * D, K, K], -1)
         value = at_least_float32(heads(value, H))
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         log_decay = -self.A_log.exp() * dt
@@ -1176,7 +1180,7 @@ class Mamba2(LinearMixer):
         query, key = query[:, :, None], key[:, :, None]  # (B, T, 1, K): all heads share them
         o = self.recur(query, key, written, log_decay, state=state)
         y = (o + self.skip[:, None] * value).flatten(-2)
-        return self.out(self.norm(y * F.silu(z)).to(z.dtype))  # y is float32, as value is
+        return self.out(self.norm(y * F.silu(gate)).to(gate.dtype))  # back from float32
 
 
 class GatedDeltaNet(LinearMixer):
@@ -1191,7 +1195,7 @@ class GatedDeltaNet(LinearMixer):
 
     @staticmethod
     def width_multiple(config):
-        return 4 * GatedDeltaNet.heads_at(config.d_model)
+        return 4 * GatedDeltaNet.heads_at(config.d_model)  # the heads divide the keys' 3D/4
 
     def __init__(self, config):
         super().__init__()
@@ -1206,7 +1210,7 @@ class GatedDeltaNet(LinearMixer):
         self.A_log = nn.Parameter(torch.empty(H).uniform_(1e-6, 16).log())  # log 0 would be -inf
         self.dt_bias = initial_dt_bias(H)
         self.gate = nn.Linear(D, 3 * D // 2, bias=False)
-        self.norm = RMSNorm(3 * D // 2 // H)
+        self.norm = RMSNorm(3 * D // 2 // H)  # of each head's output
         self.out = nn.Linear(3 * D // 2, D, bias=False)
 
     def forward(self, x, state=None):
@@ -1220,7 +1224,7 @@ class GatedDeltaNet(LinearMixer):
         dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
         beta = at_least_float32(self.strength(x)).sigmoid()
         log_decay = -self.A_log.exp() * dt
-        q = q * q.shape[-1] ** -0.5  # as in attention (self.norm nearly cancels it)
+        q = q * q.shape[-1] ** -0.5  # as in attention (self.norm cancels it, but for its eps)
         o = self.recur(q, k, v, log_decay, beta, state)
         gate = heads(self.gate(x), H)
         return self.out((self.norm(o) * F.silu(gate)).flatten(-2))

@@ -97,7 +97,7 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 
 def look_back(x, weight):
     """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
-    if torch.compiler.is_compiling():  # it makes one loop of the definition
+    if torch.compiler.is_compiling():  # torch.compile makes one loop of the definition
         y = causal_conv_reference(x, weight, residual=False)
         # A bug in PyTorch 2.11: when compiled, a Function has no gradients if its result went
         # through a `.to` that changes nothing. The definition ends in one. A clone after it avoids
@@ -107,19 +107,19 @@ def look_back(x, weight):
     T = x.shape[1]
     y = x * weight[0]
     for i in range(1, len(weight)):
-        y[:, i:].addcmul_(x[:, : T - i], weight[i])
+        y[:, i:].addcmul_(x[:, : T - i], weight[i])  # y_t += weight[i] * x_{t-i}, for t >= i
     return y
 
 
 def look_ahead(x, weight):
     """sum_i weight[i] * x_{t+i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
-    if torch.compiler.is_compiling():  # the same, in reversed time
+    if torch.compiler.is_compiling():  # in reversed time, ahead is back
         return causal_conv_reference(x.flip(1), weight, residual=False).flip(1)
     # exercise 2: in place, without shifted copies
     T = x.shape[1]
     y = x * weight[0]
     for i in range(1, len(weight)):
-        y[:, : T - i].addcmul_(x[:, i:], weight[i])
+        y[:, : T - i].addcmul_(x[:, i:], weight[i])  # y_t += weight[i] * x_{t+i}, for t < T - i
     return y
 
 
@@ -146,6 +146,7 @@ class PyTorchConvolution(torch.autograd.Function):
             T = x.shape[1]
             rows = []
             for i in range(len(weight)):
+                # sum_s dy_{s+i} * x_s
                 per_sequence = (dy[:, i:] * x[:, : T - i]).sum(dim=1)  # (B, D)
                 rows.append(per_sequence.sum(dim=0))  # (D,)
             dw = torch.stack(rows)
@@ -161,8 +162,6 @@ def with_residual(weight):
 def causal_conv_pytorch(x, weight, residual=True):
     """`causal_conv_reference` without a tail, for any device and kernel size. T must be at least 1;
     `causal_conv` sees to that.
-
-    Forward-mode derivatives raise NotImplementedError, and torch.func.vmap a RuntimeError.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     T = x.shape[1]
@@ -206,16 +205,16 @@ def causal_conv_pytorch(x, weight, residual=True):
 #
 # Backward. By section 2, both gradients need dy at lags ahead, dy_{t+i}: again one block. dx is the
 # sum over lags of weight times block. dw is the sum over tokens of block times x; it stays in
-# registers while the program walks. At the end, each program writes its part of dw into its
-# segment's line of a float32 table, and PyTorch adds up the lines. Unlike atomic additions, this
-# gives the same bits in every run.
+# registers while the program walks. At the end, each program writes what its segment adds to dw,
+# in float32, and PyTorch sums over the segments. Unlike atomic additions, this gives the same bits
+# in every run.
 
 if triton is not None:
 
     @triton.jit
     def place(
         segments_per_sequence,
-        D: tl.constexpr,  # a constexpr is compiled in: a kernel for each value
+        D: tl.constexpr,  # for each value of a constexpr, Triton compiles a kernel of its own
         ROWS: tl.constexpr,
         COLS: tl.constexpr,
         STEPS: tl.constexpr,
@@ -227,9 +226,10 @@ if triton is not None:
         Neighbouring programs take neighbouring strips of the same rows, so that together they read
         whole rows.
         """
+        program = tl.program_id(0)  # 0, 1, .., a different one in each program
         strips = tl.cdiv(D, COLS)
-        strip = tl.program_id(0) % strips
-        segment = tl.program_id(0) // strips  # 0, 1, .. through all sequences
+        strip = program % strips
+        segment = program // strips  # 0, 1, .. through all sequences
         sequence = segment // segments_per_sequence
         sequence = sequence.to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
         first = (segment % segments_per_sequence) * (STEPS * ROWS)  # the segment's first token
@@ -273,12 +273,12 @@ if triton is not None:
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         x_ptr += sequence * batch_stride + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
-        for _ in range(STEPS):
+        for _ in range(STEPS):  # the tiles of the segment, one below the other
             past = t - lag  # (LAGS, ROWS, 1)
             exists = (past >= 0) & (t < T) & (lag < KERNEL) & (column < D)  # (LAGS, ROWS, COLS)
             x = tl.load(x_ptr + past.to(tl.int64) * row_stride, mask=exists, other=0.0)
             y = tl.sum(w * x.to(tl.float32), axis=0)[None]  # the sum over lags, (1, ROWS, COLS)
-            y = y.to(y_ptr.dtype.element_ty)
+            y = y.to(y_ptr.dtype.element_ty)  # from float32 to the dtype that y_ptr points to
             tl.store(y_ptr + t.to(tl.int64) * D, y, mask=(t < T) & (column < D))
             t += ROWS
 
@@ -288,7 +288,7 @@ if triton is not None:
         x_ptr,  # (B, T, D), with channels side by side
         w_ptr,  # (KERNEL, D), contiguous
         dx_ptr,  # (B, T, D), contiguous
-        dw_ptr,  # (segments of all sequences, KERNEL, D), contiguous: the lines of dw
+        dw_ptr,  # (segments of all sequences, KERNEL, D), contiguous: what each segment adds to dw
         T,
         segments_per_sequence,
         batch_stride,
@@ -301,7 +301,7 @@ if triton is not None:
         STEPS: tl.constexpr,
         LAGS: tl.constexpr,
     ):
-        """Write dx, and a line of dw for each segment."""
+        """Write dx, and what each segment adds to dw."""
         # exercise 13
         segment, sequence, lag, t, column = place(segments_per_sequence, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
@@ -309,7 +309,7 @@ if triton is not None:
         x_ptr += sequence * batch_stride + column
         dy_ptr += sequence * T * D + column
         dx_ptr += sequence * T * D + column
-        for _ in range(STEPS):
+        for _ in range(STEPS):  # the tiles of the segment, one below the other
             here = (t < T) & (column < D)  # (1, ROWS, COLS)
             x = tl.load(x_ptr + t.to(tl.int64) * row_stride, mask=here, other=0.0).to(tl.float32)
             ahead = t + lag  # (LAGS, ROWS, 1)
@@ -320,21 +320,21 @@ if triton is not None:
             tl.store(dx_ptr + t.to(tl.int64) * D, dx.to(dx_ptr.dtype.element_ty), mask=here)
             t += ROWS
         dw = tl.sum(dw, axis=1)[:, None, :]  # (LAGS, 1, COLS)
-        line = dw_ptr + (segment.to(tl.int64) * KERNEL + lag) * D + column
-        tl.store(line, dw, mask=(lag < KERNEL) & (column < D))
+        dw_ptr += (segment.to(tl.int64) * KERNEL + lag) * D + column
+        tl.store(dw_ptr, dw, mask=(lag < KERNEL) & (column < D))
 
 
 MAX_KERNEL = 8  # with more lags, a block of the Triton kernels would not fit in registers
+# Another GPU may be faster with other numbers than these.
 FORWARD_TILES = {"rows": 4, "steps": 8}
-BACKWARD_TILES = {"rows": 2, "steps": 32}  # more steps make fewer lines of dw
-# (Another GPU may be faster with other numbers.)
+BACKWARD_TILES = {"rows": 2, "steps": 32}  # longer segments, so fewer to sum dw over
 
 
 class Launch(NamedTuple):
     """How the programs of a Triton kernel share the work on x (B, T, D)."""
 
     programs: tuple[int]  # how many run, in the form that Triton expects
-    lines: int  # of dw: one for each segment of each sequence
+    segments: int  # how many all sequences have together
     sizes: dict  # the kernel's arguments that may change from call to call
     settings: dict  # the arguments that the kernel is compiled for
 
@@ -356,7 +356,7 @@ def launch_for(x, weight, rows, steps):
     strips = triton.cdiv(D, cols)  # side by side they cover a row
     return Launch(
         programs=(B * segments_per_sequence * strips,),
-        lines=B * segments_per_sequence,
+        segments=B * segments_per_sequence,
         sizes=dict(
             T=T,
             segments_per_sequence=segments_per_sequence,
@@ -364,7 +364,13 @@ def launch_for(x, weight, rows, steps):
             row_stride=x.stride(1),
         ),
         settings=dict(
-            D=D, KERNEL=len(weight), ROWS=rows, COLS=cols, STEPS=steps, LAGS=lags, num_warps=1
+            D=D,
+            KERNEL=len(weight),
+            ROWS=rows,
+            COLS=cols,
+            STEPS=steps,
+            LAGS=lags,
+            num_warps=1,  # an argument of Triton's own: a program is one warp
         ),
     )
 
@@ -386,7 +392,7 @@ def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.T
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, whatever x's strides
     launch = launch_for(x, weight, **FORWARD_TILES)
     with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
-        run = forward_kernel[launch.programs]
+        run = forward_kernel[launch.programs]  # Triton's notation: run this many programs
         run(x, weight, y, **launch.sizes, RESIDUAL=residual, **launch.settings)
     return y
 
@@ -404,11 +410,11 @@ def backward_op(
     weight = weight.contiguous()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch = launch_for(x, weight, **BACKWARD_TILES)
-    lines = torch.empty(launch.lines, *weight.shape, dtype=torch.float32, device=x.device)
+    dw_parts = torch.empty(launch.segments, *weight.shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        run = backward_kernel[launch.programs]
-        run(dy, x, weight, dx, lines, **launch.sizes, RESIDUAL=residual, **launch.settings)
-    return dx, lines.sum(0).to(weight.dtype)
+        run = backward_kernel[launch.programs]  # Triton's notation: run this many programs
+        run(dy, x, weight, dx, dw_parts, **launch.sizes, RESIDUAL=residual, **launch.settings)
+    return dx, dw_parts.sum(0).to(weight.dtype)
 
 
 @backward_op.register_fake
@@ -442,8 +448,6 @@ def causal_conv_triton(x, weight, residual=True):
     """`causal_conv_reference` without a tail, for x on a GPU, or on a CPU if TRITON_INTERPRET=1 was
     set before the import. x must not be empty nor float64, and the kernel size is at most
     MAX_KERNEL; `causal_conv` sees to that.
-
-    Gradients of gradients, torch.func.grad and forward-mode derivatives raise an error.
     """
     if triton is None:
         raise RuntimeError("causal_conv_triton needs Triton; causal_conv does without")
@@ -488,6 +492,7 @@ def causal_conv(x, weight, residual=True, tail=None):
         return causal_conv(longer, weight, residual)[:, before:]
     if x.numel() == 0:  # the fast forms take no empty x
         return causal_conv_reference(x, weight, residual)
+    # The Triton kernels compute in float32, too coarse for float64.
     fits_triton = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
     if triton is not None and x.is_cuda and fits_triton:
         return causal_conv_triton(x, weight, residual)
@@ -503,7 +508,7 @@ def gpu_has_bfloat16():
 
 
 def value_and_gradients(conv, x, weight, dy, residual=True):
-    """[y, dx, dw] of one implementation: computed in x's dtype, returned as float64."""
+    """[y, dx, dw] of one implementation, converted to float64."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     y = conv(x, weight, residual)
     y.backward(dy.to(y.dtype))
@@ -518,16 +523,17 @@ def relative_error(a, b):
 CASES = (
     dict(B=2, T=1, D=6, kernel=4, residual=True),  # fewer tokens than the kernel
     dict(B=1, T=9, D=64, kernel=7, residual=False),  # more than four lags
-    dict(B=2, T=150, D=300, kernel=4, residual=True),  # T > 64, D > 256: segments, strips
+    dict(B=2, T=150, D=300, kernel=4, residual=True),  # several segments and strips
 )
-# The error of one rounding to the dtype, with room to spare, as Triton's interpreter truncates.
+# Several times the error of one rounding to the dtype. (Triton's interpreter truncates bfloat16.)
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 def errors_in_case(conv, device, dtype, B, T, D, kernel, residual):
     """The relative errors of y, dx and dw, against the definition in float64."""
-    x = torch.randn(B, T, 2 * D, device=device, dtype=dtype)[..., D:]  # part of a wider tensor
-    weight = (torch.rand(kernel, D, device=device) * 2 - 1) * kernel**-0.5
+    x = torch.randn(B, T, 2 * D, device=device, dtype=dtype)[..., D:]  # not contiguous
+    bound = kernel**-0.5  # as a Canon layer's
+    weight = torch.empty(kernel, D, device=device).uniform_(-bound, bound)
     dy = torch.randn(B, T, D, device=device, dtype=dtype)
     got = value_and_gradients(conv, x, weight, dy, residual)
     exact = value_and_gradients(
@@ -539,7 +545,8 @@ def errors_in_case(conv, device, dtype, B, T, D, kernel, residual):
 def check(implementations, device, dtypes):
     """{name: {dtype: the worst relative error of y, dx and dw}} over all cases.
 
-    implementations is {name: function}. Raises SystemExit for an error beyond the limit.
+    implementations is {name: function}, and dtypes are names, such as "float32". Raises SystemExit
+    for an error beyond the limit.
     """
     table = {}
     for name, conv in implementations.items():
@@ -559,7 +566,7 @@ def check(implementations, device, dtypes):
 
 def causal_conv_compiled(x, weight, residual):
     """`causal_conv` as torch.compile sees it. This backend needs no C++ compiler."""
-    torch._dynamo.reset()  # PyTorch refuses to compile one function for more than eight cases
+    torch._dynamo.reset()  # after eight cases, PyTorch would run the next ones uncompiled
     return torch.compile(causal_conv, backend="aot_eager")(x, weight, residual)
 
 

@@ -208,7 +208,7 @@ def test_triton_segments_meet_forward():
     """150 tokens are five segments; 300 channels are two strips."""
     x, weight, _ = conv_inputs(2, 150, 300)
     launch = kernels.launch_for(x, weight, **kernels.FORWARD_TILES)
-    assert (launch.lines, launch.programs) == (10, (20,))
+    assert (launch.segments, launch.programs) == (10, (20,))
     assert_same("y", kernels.causal_conv_triton(x, weight), causal_conv_reference(x, weight))
 
 
@@ -217,7 +217,7 @@ def test_triton_segments_meet_within_a_sequence():
     """150 tokens are three segments backward; 300 channels are two strips."""
     x, weight, dy = conv_inputs(1, 150, 300)
     backward = kernels.launch_for(x, weight, **kernels.BACKWARD_TILES)
-    assert (backward.lines, backward.programs) == (3, (6,))
+    assert (backward.segments, backward.programs) == (3, (6,))
 
     first = value_and_gradients(kernels.causal_conv_triton, x, weight, dy)
     second = value_and_gradients(kernels.causal_conv_triton, x, weight, dy)
