@@ -1,9 +1,9 @@
 """The tasks: what each one asks, how its data are drawn, and how a model is scored.
 
-Each isolates one skill that language models need (arXiv 2512.17351, Section 3); only the last one,
-real text, asks for all at once. A task draws documents, marks the targets in them, and packs them
-into windows. Here are two documents of Copy, with their targets in [brackets]; the second one is
-cut off:
+Each but the last isolates one skill that language models need (arXiv 2512.17351, Section 3); the
+last one, real text, asks for all at once. A task draws documents, marks the targets in them, and
+packs them into windows. Here are two documents of Copy, with their targets in [brackets]; the
+second one is cut off:
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
@@ -41,8 +41,9 @@ from torch.nn.utils.rnn import pad_sequence
 # no documents: its windows are cut from one long text. Unless a task scores otherwise, a document
 # counts as right if the model predicts all of its targets.
 
-# The second number of a seed, such as [seed, TRAIN, step], so that each use has random numbers of
-# its own.
+# NumPy's generators are seeded with lists such as [seed, TRAIN, step]. The second number tells what
+# the random numbers are for, so that no two uses share them. PEOPLE and EXPOSURES are Capo's;
+# SAMPLES is for what sample.py and plot.py show.
 TRAIN, EVAL, PEOPLE, EXPOSURES, SAMPLES = range(5)
 ROWS = 32  # documents that a model reads at a time when it is scored
 WRITTEN_ROWS = 128  # and answers that it writes at a time
@@ -208,7 +209,7 @@ class Task:
         return tokens
 
     def decode(self, tokens):
-        """Tokens in words."""
+        """Tokens in words. The word of token 0, the padding, is empty and shown as <pad>."""
         return self.space.join(self.vocabulary[token] or "<pad>" for token in tokens)
 
 
@@ -240,12 +241,15 @@ def require(ok, field, value, reason):
         raise ValueError(f"{field} = {value!r}: {reason}")
 
 
-def require_range(field, value, least, most=10**6):
+def require_range(field, value, least, most=10**6):  # more than a million can only be a slip
     require(least <= value <= most, field, value, f"allowed: {least:,} to {most:,}")
 
 
 def score_text(value, unit):
-    """A score in print, by its unit: "97%", "0.123", "1,234"."""
+    """A score in print: a share as "97%", bits as "1,234", bits or nats per something as "0.123".
+
+    unit  None if the task names none
+    """
     if unit == "share":
         return f"{value:.0%}"
     if unit == "bits":
@@ -286,7 +290,8 @@ class Copy(Task):
 
 def permutations(rng, count, n):
     """`count` times the numbers 0..n-1 in random order: int64, (count, n)."""
-    return rng.permuted(np.tile(np.arange(n), (count, 1)), axis=1)
+    rows = np.tile(np.arange(n), (count, 1))  # each row is 0..n-1
+    return rng.permuted(rows, axis=1)  # shuffles each row by itself
 
 
 # ---- 3. Depo: reasoning depth ----------------------------------------------
@@ -308,7 +313,8 @@ def permutations(rng, count, n):
 
 
 class NamesTask(Task):
-    """A task whose names are `self.words`, of one token or more: "7.2.5" is "7.", "2." and "5"."""
+    """A task whose names are `self.words`, of one token or more: "7.2.5" is "7.", "2." and "5". A
+    dot says that the word goes on. In print, no space follows it."""
 
     def encode(self, text):
         return super().encode(text.replace(".", ". "))
@@ -324,14 +330,16 @@ class Depo(NamesTask):
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        # `evaluate` asks for k = 1, 2, 3, 4, 8 .. K. At K = 256 these are ten, as many as one
-        # instance has questions.
+        # N hops would lead back to q itself. `evaluate` asks for k = 1, 2, 3, 4, 8 .. K: at K = 256
+        # these are ten, as many as one instance has questions.
         require_range("K", K, 1, min(N - 1, 256))
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge_length = 2 * self.words.longest + (1 if separator else 0)  # at most, in tokens
         question_length = 2 * self.words.longest + 2  # <query_k>, q, <ans> and the answer
-        self.check_fits(1 + N * edge_length + min(N, self.most_questions) * question_length)
+        edges = N * edge_length
+        questions = min(N, self.most_questions) * question_length
+        self.check_fits(1 + edges + questions)  # 1 for <bos>
 
         queries = [f"<query_{k}>" for k in range(1, K + 1)]
         self.vocabulary = [""] + self.words.vocabulary + ["<bos>", "<ans>"] + queries
@@ -413,8 +421,11 @@ class Depo2(Depo):
 
 def draw_sizes(rng, count, N):
     """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N), as in the paper."""
-    # A uniform number between P(size < n) and P(size <= n) stands for n.
-    return (3 + np.searchsorted(chances_up_to(N), rng.random(count), side="right")).tolist()
+    # A uniform number between P(size < n) and P(size <= n) stands for n. searchsorted counts how
+    # many of the sizes, which start at 3, are smaller than that n.
+    uniform = rng.random(count)
+    smaller_sizes = np.searchsorted(chances_up_to(N), uniform, side="right")
+    return (3 + smaller_sizes).tolist()
 
 
 @functools.lru_cache
@@ -422,11 +433,12 @@ def chances_up_to(N):
     """P(a size is at most n) for n in 3..N."""
     weights = 1 / (np.arange(3, N + 1) + N**0.5)
     sums = weights.cumsum()
-    return sums / sums[-1]  # the last one is 1
+    return sums / sums[-1]
 
 
 def shuffles(rng, sizes):
-    """For each size n, the numbers 0..n-1 in random order: the order of n random keys."""
+    """For each size n, the numbers 0..n-1 in random order: the order of n random keys. Drawing all
+    keys at once takes half the time of a permutation per size."""
     keys = rng.random(sum(sizes))
     orders, start = [], 0
     for n in sizes:
@@ -456,7 +468,6 @@ class Words:
         require(1 <= self.shortest <= self.longest <= 100, "word_len", word_len, allowed)
         many = sum(V**length for length in range(self.shortest, self.longest + 1))
         require(N <= many, "N", N, f"V = {V} and word_len = {word_len} make only {many} words")
-        self.one_letter = [(letter,) for letter in range(1, V + 1)]
         last_letters = [str(letter) for letter in range(1, V + 1)]
         self.vocabulary = last_letters
         if self.longest > 1:
@@ -464,7 +475,7 @@ class Words:
             self.vocabulary = earlier_letters + last_letters
 
     def draw(self, rng, sizes):
-        """For each size n, n different words, tuples of tokens, of uniform lengths. Equals
+        """For each size n, n different words, tuples of tokens. They are distributed as after
 
             while len(words) < n:
                 word = draw_word()
@@ -474,18 +485,19 @@ class Words:
 
         but all documents draw at once, and where a word came twice it is drawn again.
         """
+        words = []  # of each document
         if self.longest == 1:
-            found = []
-            for letters, n in zip(permutations(rng, len(sizes), self.V), sizes):
-                found.append([self.one_letter[i] for i in letters[:n].tolist()])  # any n of V
-            return found
+            letters = 1 + permutations(rng, len(sizes), self.V)  # (documents, V)
+            for row, n in zip(letters.tolist(), sizes):
+                words.append([(letter,) for letter in row[:n]])
+            return words
         words = [[None] * n for n in sizes]
         taken = [set() for _ in sizes]  # each document's words so far
         missing = [range(n) for n in sizes]  # each document's places without a word
-        while any(missing):
+        while any(missing):  # a list without places counts as False
             count = sum(len(places) for places in missing)
             drawn = iter(self.draw_any(rng, count))
-            for i, places in enumerate(missing):  # of document i
+            for i, places in enumerate(missing):  # document i needs words at these places
                 missing[i] = []
                 for place in places:
                     word = next(drawn)
@@ -497,15 +509,16 @@ class Words:
         # Of two equal words the later one was drawn again, and short words are equal more often. So
         # later places have longer words. Shuffle them, or a word's place would hint at its length.
         shuffled = []
-        for found, order in zip(words, shuffles(rng, sizes)):
-            shuffled.append([found[i] for i in order])
+        for words_of_document, order in zip(words, shuffles(rng, sizes)):
+            shuffled.append([words_of_document[place] for place in order])
         return shuffled
 
     def draw_any(self, rng, count):
         """`count` words, tuples of tokens, which may be equal."""
         lengths = rng.integers(self.shortest, self.longest + 1, count)
         letters = rng.integers(1, self.V + 1, (count, self.longest))
-        letters[np.arange(count), lengths - 1] += self.V  # a word's last token shows the end
+        # In each row, move the letter at place length - 1 to V+1..2V: it shows the word's end.
+        letters[np.arange(count), lengths - 1] += self.V
         # Slices of one flat tuple: faster than a tuple per row.
         flat = tuple(letters.ravel().tolist())
         starts = range(0, count * self.longest, self.longest)
@@ -537,6 +550,9 @@ class Words:
 # of 2-4 tokens in Brevo2.
 
 
+MOST_EDGES = 4  # the most parents of a node, and the most children
+
+
 class Brevo(NamesTask):
     meaning = "edges, parent child; then all that q depends on, parents before their children"
 
@@ -547,14 +563,14 @@ class Brevo(NamesTask):
         # A window must hold the most edges and the longest answer, in words of average length. An
         # instance that is longer than the window is drawn again. (In the smallest window, that is
         # 3% of Brevo2's at N = 5, and none of 20,000 at N = 20.)
-        most_edges = sum(min(4, node) for node in range(N))
+        most_edges = sum(min(MOST_EDGES, node) for node in range(N))  # a parent is an earlier node
         most_words = 2 * most_edges + 1 + N  # the edges, q and the answer
         average = (self.words.shortest + self.words.longest) / 2
         self.check_fits(4 + math.ceil(most_words * average))  # <bos>, <query>, <ans> and <eos>
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
         self.stop = self.eos
-        depths = {f"depth={depth}": "share" for depth in range(1, 6)}  # deeper: too rare
+        depths = {f"depth={depth}": "share" for depth in range(1, 6)}  # greater ones are rare
         self.units = {"all": "share", **depths}
 
     def documents(self, rng, count):
@@ -565,7 +581,7 @@ class Brevo(NamesTask):
     def instances(self, rng, sizes):
         """Yields, for each size n, a document, each node's parents, and q."""
         all_names = self.words.draw(rng, sizes)
-        dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for one number
+        dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for single numbers
         for names in all_names:
             document, parents, q = self.instance(dice, names)
             while len(document.tokens) > self.block_size + 1:  # rare: see __init__
@@ -577,7 +593,7 @@ class Brevo(NamesTask):
         """A document, each node's parents, and q. names[x] is the word of node x, a tuple."""
         n = len(names)
         parents = draw_graph(dice, n)
-        q = dice.randrange(n - math.ceil(n / 4), n)  # the last quarter has parents
+        q = dice.randrange(n - math.ceil(n / 4), n)  # in the last quarter: it has parents
         edges = []
         for node in range(n):
             for parent in parents[node]:
@@ -636,6 +652,7 @@ class Brevo(NamesTask):
                 verdict = self.verify(prompt, answer)
                 right["all"].append(verdict)
                 right[f"depth={depth}"].append(verdict)
+        # A depth that no instance has gets no score.
         return {score: share(right[score]) for score in self.units if score in right}
 
     def answer_greedily(self, model, prompts, longest):
@@ -658,17 +675,18 @@ class Brevo2(Brevo):
 
 
 def draw_graph(dice, n):
-    """Each node's parents in a random graph. The first 1..(n-1)//4+1 nodes are leaves: they have
-    none. A later one has 1..min(4, free) of the `free` earlier ones with fewer than 4 children."""
-    leaves = dice.randint(1, (n - 1) // 4 + 1)
+    """Each node's parents in a random graph. The first nodes, at most a quarter (rounded up), are
+    leaves: they have none. A later node has 1 to 4 of the earlier ones that are still free, those
+    with fewer than 4 children."""
+    leaves = dice.randint(1, math.ceil(n / 4))
     parents = [[] for _ in range(n)]
     children = [0] * n
     free = list(range(leaves))  # the earlier nodes with fewer than 4 children, in order
     for node in range(leaves, n):
-        parents[node] = dice.sample(free, dice.randint(1, min(4, len(free))))
+        parents[node] = dice.sample(free, dice.randint(1, min(MOST_EDGES, len(free))))
         for parent in parents[node]:
             children[parent] += 1
-            if children[parent] == 4:
+            if children[parent] == MOST_EDGES:
                 free.remove(parent)
         free.append(node)
     return parents
@@ -685,8 +703,8 @@ def dependencies(parents, q):
 
 
 def draw_order(dice, parents, q):
-    """q and all that it depends on, parents first. Drawn backward from q: each time, one of the
-    nodes whose children among them are all placed."""
+    """q and all that it depends on, parents first. It is drawn from its end, which is q. A node is
+    ready to be drawn once all its children that q depends on are placed."""
     unplaced_children = [0] * len(parents)  # of each node, among those that q depends on
     for node in dependencies(parents, q):
         for parent in parents[node]:
@@ -704,9 +722,12 @@ def draw_order(dice, parents, q):
 
 def depth_of(parents, q):
     """How many edges up from q the nearest leaf is."""
-    level, steps = {q}, 0
-    while all(parents[node] for node in level):
-        level = set().union(*(parents[node] for node in level))
+    level, steps = {q}, 0  # the nodes that lie `steps` edges up from q
+    while all(parents[node] for node in level):  # until one of them is a leaf
+        above = set()
+        for node in level:
+            above.update(parents[node])
+        level = above
         steps += 1
     return steps
 
@@ -728,7 +749,7 @@ class Mano(Task):
 
     def __init__(self, L=2, block_size=128):
         super().__init__(block_size)
-        require_range("L", L, 1, 400)  # expressions may nest so deep; Python limits recursion
+        require_range("L", L, 1, 400)  # Python limits how deep append_expression recurses
         self.check_fits(2 * L + 5)  # L operators and L + 1 operands, between four other tokens
         self.L = L
         numbers = [str(number) for number in range(self.modulus)]
@@ -736,7 +757,7 @@ class Mano(Task):
         self.vocabulary = ["", *numbers, "+", "-", "*", "<bos>", "<ans>"] + lengths
         self.plus = self.modulus + 1  # the number x is token x + 1; then come + - *
         self.bos, self.ans = self.plus + 3, self.plus + 4  # <len_l> is token ans + l
-        self.scored = powers_of_two(L)  # the scored l
+        self.scored = powers_of_two(L)  # the l that evaluate asks for
         self.units = {f"l={l}": "share" for l in self.scored}
 
     def documents(self, rng, count):
@@ -886,9 +907,12 @@ class Grammar:
             self.mean[symbol] = np.mean(means)  # its rules are equally likely
             self.longest[symbol] = max(lengths)
 
-        # The rules as tables, for `sample`: how many a symbol has, and their parts, zeros after.
-        most_rules = max(len(rules_of_symbol) for rules_of_symbol in self.rules.values())
-        most_parts = max(max(map(len, rules_of_symbol)) for rules_of_symbol in self.rules.values())
+        # The rules as tables, for `sample`: n_rules[symbol] counts a symbol's rules, and
+        # parts[symbol, number] has the parts of one, then zeros.
+        most_rules, most_parts = 0, 0
+        for rules_of_symbol in self.rules.values():
+            most_rules = max(most_rules, len(rules_of_symbol))
+            most_parts = max(most_parts, *map(len, rules_of_symbol))
         self.n_rules = np.zeros(self.root + 1, dtype=np.int64)
         self.parts = np.zeros((self.root + 1, most_rules, most_parts), dtype=np.int64)
         for symbol, rules_of_symbol in self.rules.items():
@@ -899,15 +923,15 @@ class Grammar:
     def sample(self, rng, count):
         """`count` sentences, lists of tokens."""
         symbols = np.full(count, self.root)  # of all sentences in a row; each begins as a root
-        sentence = np.arange(count)  # in which of them each symbol is
+        sentence_of = np.arange(count)  # symbols[i] belongs to sentence number sentence_of[i]
         while symbols[0] in self.rules:  # all symbols are on one level, so one stands for all
-            chances = rng.random(len(symbols))  # uniform in [0, 1)
-            chosen = (chances * self.n_rules[symbols]).astype(np.int64)
-            parts = self.parts[symbols, chosen]  # (symbols, most parts of a rule)
-            # Zeros fill up short rules. What is left stands in the order of the sentences.
-            sentence = np.repeat(sentence, (parts > 0).sum(1))
-            symbols = parts[parts > 0]
-        ends = np.bincount(sentence).cumsum()
+            uniform = rng.random(len(symbols))  # in [0, 1)
+            numbers = (uniform * self.n_rules[symbols]).astype(np.int64)  # each symbol's rule
+            parts = self.parts[symbols, numbers]  # (symbols, most parts of a rule)
+            is_part = parts > 0  # zeros only fill up short rules
+            sentence_of = np.repeat(sentence_of, is_part.sum(1))  # parts stay in their sentence
+            symbols = parts[is_part]  # row after row, which keeps their order
+        ends = np.bincount(sentence_of).cumsum()  # of each sentence, counted in symbols
         return [tokens.tolist() for tokens in np.split(symbols, ends[:-1])]
 
     def chart(self, tokens, scale=2.1):
@@ -932,8 +956,8 @@ class Grammar:
         # exercise 11: inside[X] = I_X, (B, T + 1, T + 1); then starts[X] and end, (B, 1, T + 1)
         inside = {}
         for token in (1, 2, 3):
-            here = scale * (tokens == token).to(dtype)
-            inside[token] = torch.diag_embed(here, 1)  # `scale` at [i, i + 1] if it is token i
+            scaled = scale * (tokens == token).to(dtype)
+            inside[token] = torch.diag_embed(scaled, 1)  # `scale` at [i, i + 1] if it is token i
         for symbol in list(self.rules)[:-1]:  # lowest level first; the root's is not needed
             total = 0  # over the rules: (B, T + 1, T + 1)
             for rule in self.rules[symbol]:
@@ -958,19 +982,20 @@ class Grammar:
                 if symbol == self.root:
                     end = end + here
         # end of exercise
-        return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT
+        return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT  # from (B, 4, T + 1)
 
 
 def band_product(left, right, left_width, right_width):
     """left @ right, both (B, S, S), where left[i, j] = 0 unless i <= j <= i + left_width, and right
-    likewise: some rows at a time, without the zeros."""
+    likewise. It multiplies some rows at a time and skips the columns that are zero in all of them.
+    """
     S = left.shape[1]
     product = torch.zeros_like(left)
     n_rows = 64
     for first in range(0, S, n_rows):
         rows = slice(first, first + n_rows)
-        middle = slice(first, min(first + n_rows + left_width, S))  # where these rows of left end
-        reached = slice(first, min(middle.stop + right_width, S))  # and those of the product
+        middle = slice(first, min(first + n_rows + left_width, S))  # left's nonzero columns
+        reached = slice(first, min(middle.stop + right_width, S))  # and the product's
         product[:, rows, reached] = left[:, rows, middle] @ right[:, middle, reached]
     return product
 
@@ -987,7 +1012,7 @@ class Lano(Task):
         # <bos> and a sentence of twice the mean length: nearly all are shorter.
         self.check_fits(1 + math.ceil(2 * mean_length))
         self.vocabulary = ["", "1", "2", "3", "<bos>"]
-        self.bos = self.stop = 4
+        self.bos = self.stop = self.vocabulary.index("<bos>")
 
     def documents(self, rng, count):
         for sentence in self.grammar.sample(rng, count):
@@ -1004,35 +1029,37 @@ class Lano(Task):
         """
         generator = torch.Generator(device_of(model)).manual_seed(seed)
         parsed = 0
-        for bos in torch.full((n, 1), self.bos, device=device_of(model)).split(WRITTEN_ROWS):
-            drawn = model.generate(bos, self.block_size, stop=self.bos, generator=generator)[:, 1:]
-            parsed += int(self.parses(drawn).sum())
+        prompts = torch.full((n, 1), self.bos, device=device_of(model))  # <bos> alone
+        for rows in prompts.split(WRITTEN_ROWS):
+            drawn = model.generate(rows, self.block_size, stop=self.bos, generator=generator)
+            parsed += int(self.parses(drawn[:, 1:]).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, n_places = 0.0, 0
-        # With <bos> before them, so many tokens fill the context.
+        # <bos> stands before a sentence; what no longer fits in the context is cut off.
         for rows in sentences[:, : self.block_size - 1].split(ROWS):
             rows = rows.to(device_of(model))
             chart = self.charts(rows)  # (rows, T + 1, 4), zero at places after a sentence's end
             is_place = chart.sum(-1) > 0
             exact = chart[is_place] / chart[is_place].sum(-1, keepdim=True)
             logits, _ = model(F.pad(rows, (1, 0), value=self.bos))
-            chart_order = [self.bos, 1, 2, 3]  # <bos> ends a sentence
-            log_model = logits[is_place].to(exact.dtype).log_softmax(-1)[:, chart_order]
+            log_model = logits[is_place].to(exact.dtype).log_softmax(-1)
+            log_model = log_model[:, [self.bos, 1, 2, 3]]  # as in the chart; <bos> is the end
             exact_log_exact = torch.xlogy(exact, exact)  # 0 where exact is 0
             nats += float((exact_log_exact - exact * log_model).sum())
             n_places += len(exact)
         return {"sentences": parsed / n, "KL": nats / n_places}
 
     def parses(self, tokens):
-        """Which rows (B, T) are a sentence, and then <bos> up to the end: bool, (B,)."""
+        """Which rows (B, T) are a sentence, and then <bos> up to the end, as `generate` writes it:
+        bool, (B,)."""
         in_sentence = tokens != self.bos
         lengths = in_sentence.sum(1)
         chart = self.charts(tokens * in_sentence)
         each_row = torch.arange(len(tokens), device=tokens.device)
         after_sentence = chart[each_row, lengths]  # (B, 4)
-        ended = tokens[:, -1] == self.bos
-        return ended & (after_sentence[:, 0] > 0)
+        ended = tokens[:, -1] == self.bos  # otherwise it was cut off
+        return ended & (after_sentence[:, 0] > 0)  # entry 0: the sentence may end here
 
     def charts(self, tokens):
         """The chart of many rows, a few at a time to save memory."""
@@ -1084,7 +1111,7 @@ BIOGRAPHY += ["pronoun", *THREE_WORDS, "university"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "major"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "employer"]
 BIOGRAPHY += ["pronoun", *THREE_WORDS, "work city"]
-# Where in a biography words stand, where values, and from which column each value is.
+# The places of a biography that hold words, those that hold values, and each value's column.
 WORD_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind == "word"]
 VALUE_PLACES = [place for place, kind in enumerate(BIOGRAPHY) if kind in COLUMNS]
 VALUE_COLUMNS = [COLUMNS.index(BIOGRAPHY[place]) for place in VALUE_PLACES]
@@ -1105,7 +1132,7 @@ class Capo(Task):
 
     def __init__(self, N=2000, exposures=100, block_size=139):
         super().__init__(block_size)
-        # With more, NumPy lists all names to choose among them.
+        # With more people, `choice` in draw_people lists all 160 million names: 1.3 GB.
         require_range("N", N, 1, POSSIBLE_NAMES // 50)
         require_range("exposures", exposures, 1)
         self.check_fits(len(BIOGRAPHY))
@@ -1115,12 +1142,14 @@ class Capo(Task):
             values += [f"{kind}-{i}".replace(" ", "-") for i in range(many)]
         words = [f"word-{i}" for i in range(FILLERS)]
         self.vocabulary = [""] + values + words + ["<bos>"]
-        self.first_word, self.bos = 1 + len(values), 1 + len(values) + len(words)
-        # Each wording of each sentence is three words. No two are alike. All seeds have the same.
+        self.first_word = 1 + len(values)
+        self.bos = self.first_word + len(words)
+        # A wording is three words, the three digits in base 50 of a number. All numbers differ, so
+        # no two wordings are alike. They are the same for all seeds.
         rng = np.random.default_rng(0)
         numbers = rng.choice(FILLERS**3, (SENTENCES, WORDINGS), replace=False)
-        three_words = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))  # digits, base 50
-        self.wordings = self.first_word + np.stack(three_words, axis=-1)
+        digits = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))
+        self.wordings = self.first_word + np.stack(digits, axis=-1)  # (SENTENCES, WORDINGS, 3)
         self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
     def steps(self, batch_size):
@@ -1128,9 +1157,10 @@ class Capo(Task):
         return math.ceil(self.exposures * self.N / (batch_size * self.lives_per_window))
 
     def biographies(self, rng, seed, who):
-        """These people's lives in new words: tokens, (len(who), 35) int64."""
+        """The lives of people `who`, by number, in new words: tokens, (len(who), 35) int64."""
         chosen = rng.integers(0, WORDINGS, (len(who), SENTENCES))
-        words = self.wordings[np.arange(SENTENCES), chosen]  # (people, SENTENCES, 3)
+        # words[i, s] = self.wordings[s, chosen[i, s]]: (people, SENTENCES, 3)
+        words = self.wordings[np.arange(SENTENCES), chosen]
         people = draw_people(seed, self.N)[who]  # (people, 12)
         text = np.full((len(who), len(BIOGRAPHY)), self.bos)  # all but the first are written over
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
@@ -1154,7 +1184,8 @@ class Capo(Task):
             who[in_epoch] = epoch_order(seed, epoch, self.N)[places[in_epoch]]
         lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who)
         tokens = lives.reshape(batch_size, -1)
-        tokens = np.pad(tokens, [(0, 0), (0, self.block_size + 1 - tokens.shape[1])])
+        n_zeros = self.block_size + 1 - tokens.shape[1]
+        tokens = np.pad(tokens, [(0, 0), (0, n_zeros)])  # at the end of each row
         return tokens, tokens > 0
 
     def answer_spans(self, document):
@@ -1175,25 +1206,27 @@ class Capo(Task):
         count as parameters.
         """
         rng = np.random.default_rng([seed, EVAL])
-        lives = torch.from_numpy(self.biographies(rng, seed, rng.permutation(self.N)[:n]))
+        who = rng.permutation(self.N)[:n]  # n different people
+        lives = torch.from_numpy(self.biographies(rng, seed, who)).to(device_of(model))
         costs = []
-        for rows in lives.to(device_of(model)).split(ROWS):
-            logits = model(rows[:, :-1])[0].float()
-            costs.append(F.cross_entropy(logits.mT, rows[:, 1:], reduction="none"))
+        for rows in lives.split(ROWS):
+            logits, _ = model(rows[:, :-1])
+            # cross_entropy wants (rows, vocab_size, tokens), hence .mT.
+            costs.append(F.cross_entropy(logits.float().mT, rows[:, 1:], reduction="none"))
         nats = torch.cat(costs).mean(0).cpu().numpy()  # nats[i] is what token i + 1 costs
 
         def cost_of(kinds):
-            """In nats, at the first mention of each."""
+            """What these cost in nats, each at its first mention."""
             return float(nats[[BIOGRAPHY.index(kind) - 1 for kind in kinds]].sum())
 
         # log2(N0 / e^p1) = log2 N0 * (1 - p1 / ln N0): all there is to know, times the share known.
         names = max(0.0, 1 - cost_of(NAMES) / math.log(POSSIBLE_NAMES))
         facts = max(0.0, 1 - cost_of([*FACTS, "work city"]) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
-        # Values that nobody has, and padding.
+        # Tokens below first_word are padding and values. Those that no person has are unused.
         unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
         counts = model.parameter_counts()
-        per_token = counts["embeddings"] // self.vocab_size
+        per_token = counts["embeddings"] // self.vocab_size  # its row, and its head's if untied
         parameters = counts["total"] - per_token * unused
         return {"names": names, "facts": facts, "bits": bits, "bits/param": bits / parameters}
 
@@ -1204,10 +1237,11 @@ def draw_people(seed, N):
     rng = np.random.default_rng([seed, PEOPLE])
     counts = np.array(list(PERSON.values()))
     people = rng.integers(0, counts, (N, len(counts)))
-    # Names once more, now all different.
+    # Replace the names, so that no two people share one. A number stands for a first, middle and
+    # last name, as 365 does for the digits 3, 6, 5.
     names = rng.choice(POSSIBLE_NAMES, N, replace=False)
     people[:, : len(NAMES)] = np.stack(np.unravel_index(names, counts[: len(NAMES)]), axis=1)
-    # each employer is in one of the birth cities, the same for every seed
+    # Each employer is in one of the birth cities, the same for every seed.
     cities = np.random.default_rng(0).integers(0, PERSON["birth city"], PERSON["employer"])
     work_cities = cities[people[:, COLUMNS.index("employer")]]
     first_tokens = np.cumsum([1, *counts[:-1]])  # the token of each column's value 0
@@ -1240,26 +1274,26 @@ class Text(Task):
 
     meaning = "a text, byte by byte"
     units = {"bits per byte": "bits per byte"}
-    block = 4096  # bytes
+    bytes_per_block = 4096  # of the text; block_size, a model's context, is another size
     held_out_every = 20  # blocks
     context = 64  # bytes that stand before every byte that is scored
     space = ""
 
     def __init__(self, text="python", block_size=256, size=None, sha256=None):
         super().__init__(block_size)
-        # A window fits in a block.
-        require_range("block_size", block_size, 2 * self.context, self.block - 1)
+        # A window fits in a block, and at least half of it is scored.
+        require_range("block_size", block_size, 2 * self.context, self.bytes_per_block - 1)
         self.text = text
         data = read_text(text)
         self.size, self.sha256 = len(data), hashlib.sha256(data).hexdigest()
         self.found_settings = {"size": self.size, "sha256": self.sha256}
-        least = 2 * self.held_out_every * self.block  # so that two blocks are held out
+        least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
         require(self.size >= least, "text", text, f"at least {least:,} bytes; it has {self.size:,}")
         reason = f"the text of the run was another; {text} has {self.size:,} bytes, {self.sha256}"
         require(size in (None, self.size), "size", size, reason)
         require(sha256 in (None, self.sha256), "sha256", sha256, reason)
         self.tokens = 1 + np.frombuffer(data, dtype=np.uint8).astype(np.int64)  # 0 is padding
-        # A byte's word is Python's way to write it, such as a, \n or \xff.
+        # A byte's word is what Python prints between b' and ', such as a, \n or \xff.
         self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
 
     def batch(self, seed, step, batch_size):
@@ -1275,7 +1309,7 @@ class Text(Task):
         return tokens, np.ones_like(tokens, dtype=bool)
 
     def meets_held_out(self, start, end):
-        first, last = start // self.block, (end - 1) // self.block
+        first, last = start // self.bytes_per_block, (end - 1) // self.bytes_per_block
         return any(self.is_held_out(block) for block in range(first, last + 1))
 
     def is_held_out(self, block):
@@ -1285,14 +1319,14 @@ class Text(Task):
         """n windows of block_size + 1 tokens, evenly spread over the blocks held out; all, if n is
         None or there are not so many.
 
-        From window to window of a block, the bytes that are scored follow without a gap.
+        Within a block, a window's scored bytes begin where those of the window before it end.
         """
         width = self.block_size + 1
-        scored = width - self.context  # bytes of a window: all but the first 64
+        scored = width - self.context  # bytes per window
         starts = []
-        for block in filter(self.is_held_out, range(self.size // self.block)):
-            first = block * self.block
-            last = first + self.block - width  # here a window ends with the block
+        for block in filter(self.is_held_out, range(self.size // self.bytes_per_block)):
+            first = block * self.bytes_per_block
+            last = first + self.bytes_per_block - width  # the last start that fits
             starts += range(first, last + 1, scored)
         count = len(starts) if n is None else min(n, len(starts))
         chosen = np.linspace(0, len(starts) - 1, count).astype(int)
@@ -1306,8 +1340,9 @@ class Text(Task):
         for rows in torch.from_numpy(self.held_out_windows(n)).split(ROWS):
             rows = rows.to(device)
             logits, _ = model(rows[:, :-1])
-            logits = logits[:, self.context - 1 :].float()  # logits[:, t] predicts byte t + 1
-            nats = F.cross_entropy(logits.mT, rows[:, self.context :], reduction="none")
+            # logits[:, t] predicts byte t + 1. cross_entropy wants (rows, vocab_size, bytes): .mT.
+            scored_logits = logits[:, self.context - 1 :].float()
+            nats = F.cross_entropy(scored_logits.mT, rows[:, self.context :], reduction="none")
             bits.append(nats.double().flatten() / math.log(2))
         return {"bits per byte": torch.cat(bits).mean().item()}
 
