@@ -32,7 +32,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.ticker import PercentFormatter
 from torch.overrides import TorchFunctionMode
 
-import runs as run_folders
+import runs as run_folders  # `runs` is a list of runs here
 from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. What a run is called -----------------------------------------------
@@ -70,7 +70,7 @@ def model_name(model):
     if model["canon_silu"]:
         variants.append("act")
     if model["canon_frozen"]:
-        variants.append("cst")
+        variants.append("cst")  # constant: the weights stay as they were drawn
     if model["canon_kernel"] != 4:
         variants.append(f"kernel {model['canon_kernel']}")
     if model["short_conv"] and not conv_is_b:
@@ -91,7 +91,7 @@ def layer_name(mixer, pos):
 
 
 def group(runs):
-    """The runs as groups, in the order of drawing; of one recipe and seed, the later run counts."""
+    """The runs as groups, in drawing order. Of runs that share recipe and seed, the last counts."""
     by_recipe = {}  # {recipe: {seed: run}}
     for run in sorted(runs, key=order):
         seeds = by_recipe.setdefault(without_seed(run), {})
@@ -107,8 +107,9 @@ def group(runs):
     return groups
 
 
-# Fields that a label leaves out, as others tell as much: block_size and N, say, or size.
-FOLLOW_FROM_OTHERS = ("vocab_size", "sha256")
+# Labels leave these out, as they are hard to read. Where they differ, another field nearly always
+# does, too: N or block_size beside vocab_size, size beside sha256.
+LEFT_OUT_OF_LABELS = ("vocab_size", "sha256")
 
 
 def labels(runs):
@@ -120,7 +121,7 @@ def labels(runs):
         name = model_name(run["model"])
         namesakes = [other for other in runs if model_name(other["model"]) == name]
         for field, value in settings_of(run).items():
-            if field in FOLLOW_FROM_OTHERS:
+            if field in LEFT_OUT_OF_LABELS:
                 continue
             if any(settings_of(other).get(field) != value for other in namesakes):
                 name += f", {field} {value}"
@@ -147,7 +148,7 @@ def order(run):
     positions = [*POSITION_NAMES, model["pos"]]
     return (
         mixers.index(model["mixer"]),
-        model["mixer"],
+        model["mixer"],  # the alphabet decides among those that come last
         positions.index(model["pos"]),
         model["pos"],
         len(model["canon"]) + model["short_conv"],  # how many convolutions
@@ -240,12 +241,12 @@ def markdown(rows):
 # for NoPE, dash-dotted for other positions. Models that would still look alike get markers.
 
 GREY, ORANGE = "#808080", "#e8590c"
-FAINT = "#666666"
+DARK_GREY = "#666666"  # small print, and the line of chance
 HUES = {"gla": "#2b8a3e", "mamba2": "#1864ab", "gdn": "#862e9c"}
 OTHER_HUE = "#0b7285"  # hybrids, and mixers of your own
 DASHES = {"rope": "-", "nope": "--"}
 # matplotlib's markers, and how they look in a label
-MARKERS = {"": "", "o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc"}
+MARKERS = {"": "", "o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
 
 plt.rcParams.update(
     {
@@ -306,18 +307,19 @@ def curves(groups, scores=None, title=None, below=None, headings=None):
     scores = scores or score_names(groups)
     legend = "Thick lines: medians; thin lines: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
-    height = max(2.8, 0.26 * len(groups) + 0.8)  # the labels stand one above the other
-    figure, axes = make_grid(len(scores), 3, height, title or default_title(groups), below)
-    ends = []
+    height = max(2.8, 0.26 * len(groups) + 0.8)  # inches; the lines' names stand in a column
+    title = title or default_title(groups)
+    figure, axes = make_grid(len(scores), height, title, below, most_per_row=3)
+    ends_of_panels = []
     for axis, score in zip(axes, scores):
-        ends.append(draw_curves(axis, groups, score))
+        ends_of_panels.append(draw_curves(axis, groups, score))
         axis.set_title(heading(score, headings))
 
-    # A line is named once a row of panels: at the right of the last panel that has it. So go from
+    # In each row of panels a line is named once, beside the last panel that has it. So we go from
     # right to left.
     figure.draw_without_rendering()  # this places the axes, whose heights `name_ends` needs
     named = set()  # the lines that have their name in this row
-    for axis, ends_here in reversed(list(zip(axes, ends))):
+    for axis, ends_here in reversed(list(zip(axes, ends_of_panels))):
         if axis.get_subplotspec().is_last_col():
             named = set()  # a row begins
         name_ends(axis, [end for end in ends_here if end.text not in named])
@@ -337,15 +339,15 @@ class End(NamedTuple):
 def draw_curves(axis, groups, score):
     """Draw one panel. Returns the lines' ends."""
     unit, look_of = unit_of(groups, score), looks(groups)
-    zoomed = unit == "bits per byte"  # an untrained model needs 8: show where models differ
+    zoomed = unit == "bits per byte"  # they start at 8: show only the range where they end
     last_step = max(run["evals"][-1]["step"] for run in all_runs(groups))
     ends = []
     for name, runs in groups.items():
         look = look_of[name]
         style = {"color": look.colour, "ls": look.dash}
         for run in runs:
-            values = values_by_step(run, score)
-            axis.plot(list(values), list(values.values()), lw=0.9, alpha=0.5, **style)
+            curve = values_by_step(run, score)
+            axis.plot(list(curve), list(curve.values()), lw=0.9, alpha=0.5, **style)
         medians = median_curve(runs, score)
         if not medians:
             continue
@@ -354,14 +356,16 @@ def draw_curves(axis, groups, score):
         if len(steps) == 1 and not look.marker:
             style["marker"] = "o"  # a line of one point would not be seen
         style["zorder"] = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
-        # Clip only a zoomed panel. In others no line leaves, and one at 100% would be cut in half.
-        axis.plot(steps, values, lw=2.6, ms=6, markevery=0.12, clip_on=zoomed, **style)
+        # Clip only in a zoomed panel, which lines leave. In others, clipping would cut the markers
+        # at the right edge.
+        style["markevery"] = 0.12  # from marker to marker, as a share of the panel's diagonal
+        axis.plot(steps, values, lw=2.6, ms=6, clip_on=zoomed, **style)
         text = f"{MARKERS[look.marker]} {name}".strip()
         ends.append(End(steps[-1], values[-1], text, look.colour))
     chance = chance_of(groups, score)
     if chance is not None:
-        axis.axhline(chance, color=FAINT, ls=":", lw=1)
-        ends.append(End(last_step, chance, "chance", FAINT))
+        axis.axhline(chance, color=DARK_GREY, ls=":", lw=1)
+        ends.append(End(last_step, chance, "chance", DARK_GREY))
     axis.set_xlim(0, last_step)
     axis.set_xlabel("training steps")
     # A narrow panel has few ticks, as their numbers would overlap.
@@ -398,6 +402,8 @@ def name_ends(axis, ends):
     height = axis.get_window_extent().height / axis.figure.dpi  # inches
     gap = 0.22 / height  # a line of text is 0.22 inches high
     places = spread([(end.y - low) / (high - low) for end in ends], gap)
+    # A thin line leads from the middle of the name's left edge, (0, 0.5), to the end.
+    thin_line = {"arrowstyle": "-", "color": "#cccccc", "lw": 0.8, "relpos": (0, 0.5)}
     for end, place in zip(ends, places):
         axis.annotate(
             end.text,
@@ -406,8 +412,7 @@ def name_ends(axis, ends):
             textcoords="axes fraction",
             color=end.colour,
             va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": "#cccccc", "lw": 0.8, "relpos": (0, 0.5)},
+            arrowprops=thin_line,
         )
 
 
@@ -429,7 +434,7 @@ def spread(heights, gap):
 
 
 def bars(groups, scores=None, title=None, below=None, headings=None):
-    """The last scores, a panel a score and a row a model: bars are medians, dots runs.
+    """The last scores, one panel per score and one row per model: bars are medians, dots runs.
 
     headings  {score: what stands above its panel}, where it is not the score's name
     """
@@ -437,7 +442,8 @@ def bars(groups, scores=None, title=None, below=None, headings=None):
     legend = "Bars and numbers: medians; dots: single seeds."
     below = below or small_print(groups, legend) + about_chance(groups, scores)
     height = 0.8 + 0.32 * len(groups)
-    figure, axes = make_grid(len(scores), 4, height, title or default_title(groups), below)
+    title = title or default_title(groups)
+    figure, axes = make_grid(len(scores), height, title, below, most_per_row=4)
     for axis, score in zip(axes, scores):
         draw_bars(axis, groups, score)
         axis.set_title(heading(score, headings), pad=16)  # above the word "chance"
@@ -445,7 +451,7 @@ def bars(groups, scores=None, title=None, below=None, headings=None):
 
 
 def draw_bars(axis, groups, score):
-    """One panel: a bar a model, which is its runs' median, and a dot a run."""
+    """Draw one panel: a bar for each model, its runs' median, and a dot for each run."""
     unit, look_of = unit_of(groups, score), looks(groups)
     for row, (name, runs) in enumerate(groups.items()):
         values = last_scores(runs, score)
@@ -454,23 +460,24 @@ def draw_bars(axis, groups, score):
         median = statistics.median(values)
         axis.barh(row, median, color=look_of[name].colour, height=0.7)
         rows = [row] * len(values)
+        # Not clipped: half of a dot at 0 or 100% lies outside the axes.
         axis.plot(values, rows, "o", color="white", mec="#333333", ms=4.5, clip_on=False)
         beside = axis.get_yaxis_transform()  # x as a share of the axes, y in rows
         axis.text(1.08, row, score_text(median, unit), transform=beside, va="center_baseline")
     chance = chance_of(groups, score)
     if chance is not None:
-        axis.axvline(chance, color=FAINT, ls=":", lw=1)
+        axis.axvline(chance, color=DARK_GREY, ls=":", lw=1)
         above = axis.get_xaxis_transform()  # x as a score, y as a share of the axes
-        axis.text(chance, 1.01, "chance", transform=above, fontsize=9, color=FAINT)
+        axis.text(chance, 1.01, "chance", transform=above, fontsize=9, color=DARK_GREY)
     axis.set_ylim(len(groups) - 1 + 0.6, -0.6)  # upside down: row 0 is at the top
     axis.set_yticks(range(len(groups)), list(groups))  # the models' names
     axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())
-    axis.locator_params(axis="x", nbins=2, steps=[1, 2, 5, 10])
+    axis.locator_params(axis="x", nbins=2)  # few ticks
     set_scale(axis.xaxis, unit, axis.dataLim.intervalx)
 
 
 def dots(groups, score, columns, title=None, below=None, beside=None):
-    """How far each run gets: a row a model, a dot a run, in the column of its last score.
+    """How far each run gets: one row per model, one dot per run, in the column of its last score.
 
     columns  {value: heading}, from left to right: {0: "none", 1: "1 hop", 2: "2 hops"}
     beside   {heading: text}, shown at the left: what the task looks like, in a few lines
@@ -480,16 +487,16 @@ def dots(groups, score, columns, title=None, below=None, beside=None):
     height = 0.6 + 0.5 * len(groups)
     title = title or default_title(groups)
     if beside:
-        figure, axes = make_grid(2, 2, height, title, below, width_ratios=[1.2, 2])
+        figure, axes = make_grid(2, height, title, below, most_per_row=2, width_ratios=[1.2, 2])
         write_beside(axes[0], beside)
     else:
-        figure, axes = make_grid(1, 1, height, title, below)
+        figure, axes = make_grid(1, height, title, below, most_per_row=1)
     axis = axes[-1]
-    draw_empty_table(axis, groups, columns)
+    draw_empty_table(axis, list(groups), columns)
     figure.draw_without_rendering()  # this places the axes, so that their width is known
     column_width = axis.get_window_extent().width / figure.dpi / len(columns)  # inches
 
-    # From dot to dot, in columns: 0.2 inches, or less if five would not fit.
+    # From dot to dot, as a share of a column: 0.2 inches, but at most 0.19, so that five fit.
     step = min(0.2 / column_width, 0.19)
     look_of, values = looks(groups), list(columns)
     for row, (name, runs) in enumerate(groups.items()):
@@ -539,14 +546,16 @@ def write_beside(axis, texts):
     """Write {heading: text} into empty axes, from the top down, on light grey."""
     axis.axis("off")  # this removes their background, too
     axis.add_patch(plt.Rectangle((0, 0), 1, 1, transform=axis.transAxes, color="#f4f4f4"))
-    y = -8  # points below the top
+    y = -8  # points from the top of the axes
     for head, text in texts.items():
-        y = write_lines(axis, textwrap.fill(head, 26), y, size=11, colour=FAINT)
-        y = write_lines(axis, text, y, size=12, colour="black") - 14
+        head = textwrap.fill(head, 26)  # so many characters fit into these axes
+        y = write_lines(axis, head, y, size=11, colour=DARK_GREY)
+        y = write_lines(axis, text, y, size=12, colour="black")
+        y -= 14  # room before the next heading
 
 
 def write_lines(axis, text, y, size, colour):
-    """Write text y points below the top of the axes. Returns where the next line belongs."""
+    """Write text below y, in points from the top of the axes (so y < 0). Returns the next y."""
     axis.annotate(
         text,
         xy=(0, 1),
@@ -561,23 +570,23 @@ def write_lines(axis, text, y, size, colour):
     return y - line_height * len(text.splitlines())
 
 
-def make_grid(count, most, height, title, below, width_ratios=None):
-    """A figure and its list of axes, at most so many in a row, each about `height` inches high."""
-    n_rows = math.ceil(count / most)
+def make_grid(count, height, title, below, most_per_row, width_ratios=None):
+    """A figure and the list of its `count` axes, each about `height` inches high."""
+    n_rows = math.ceil(count / most_per_row)
     n_columns = math.ceil(count / n_rows)  # five panels, at most four in a row: 3 and 2
     figure, axes = plt.subplots(
         n_rows,
         n_columns,
         squeeze=False,  # axes is a 2-D array, even of one panel
         layout="constrained",  # makes room for titles and for names beside the axes
-        figsize=(9, 1.1 + height * n_rows),
+        figsize=(9, 1.1 + height * n_rows),  # inches; 1.1 for title and small print
         width_ratios=width_ratios,
     )
     title = textwrap.fill(title, 68)  # so many characters fit into 9 inches
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
-    below = textwrap.fill(below, 138)
+    below = textwrap.fill(below, 138)  # smaller ones
     # This stands below all axes.
-    figure.supxlabel(below, x=0.01, ha="left", fontsize=9, color=FAINT)
+    figure.supxlabel(below, x=0.01, ha="left", fontsize=9, color=DARK_GREY)
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
@@ -621,7 +630,7 @@ def heading(score, headings):
     if score == "bits per byte":
         return "bits per byte of text it has not seen (fewer are better)"
     kind, _, number = score.partition("=")
-    words = {"k": "hop", "l": "operation", "depth": "level"}
+    words = {"k": "hop", "l": "operation", "depth": "level"}  # in Depo, Mano, Brevo
     if kind not in words or not number:
         return score
     plural = "" if number == "1" else "s"
@@ -650,8 +659,8 @@ def small_print(groups, legend):
 
     sentences = []
     if common:
-        words = ", ".join(common)
-        sentences.append(words[0].upper() + words[1:] + ".")
+        text = ", ".join(common)
+        sentences.append(text[0].upper() + text[1:] + ".")  # capitalize() would write "n=64"
     fewest, most = min(counts), max(counts)
     if most == 1:
         sentences.append("One seed each.")
@@ -738,24 +747,29 @@ def canon_weights(model):
         if block.mlp is not None:
             points.update({"C": block.canon_c, "D": block.mlp.canon_d})
         for point, canon in points.items():
-            weight = getattr(canon, "weight", None)  # NoCanon has none; one of your own may not
+            weight = getattr(canon, "weight", None)  # NoCanon has none; your own may have none
             if torch.is_tensor(weight) and weight.dim() == 2:
-                found[f"{layer}{point}"] = weight.detach().abs().mean(1)
+                found[f"{layer}{point}"] = weight.detach().abs().mean(dim=1)
     return found
 
 
-EASY_TO_READ = 28  # tokens; the names of many more columns would overlap
+READABLE_LENGTH = 28  # tokens; the names of many more columns would overlap
 
 
 def inside(folder, title=None):
     """Where a trained model's sharp heads look when it answers, and its Canon weights.
 
     A head is sharp if it gives, on average, over half of its attention to one token. Up to five
-    sharp heads are drawn; if there is none, the sharpest of all. ValueError without attention.
+    sharp heads are drawn; if there is none, the sharpest of all. Raises ValueError if the model has
+    no attention.
     """
     task, model = run_folders.load_model(folder)
-    documents = task.documents(np.random.default_rng([0, SAMPLES]), 100)
-    document = min(documents, key=lambda document: abs(len(document.tokens) - EASY_TO_READ))
+    rng = np.random.default_rng([0, SAMPLES])  # other numbers than training's and evaluation's
+
+    def distance(document):
+        return abs(len(document.tokens) - READABLE_LENGTH)
+
+    document = min(task.documents(rng, 100), key=distance)
     words = [task.vocabulary[token] for token in document.tokens]
     rows = rows_before_targets(document)
     maps = {}
@@ -779,12 +793,12 @@ def inside(folder, title=None):
         "look at. The darker, the more of its attention goes there. Canon: darkest is 1."
     )
     height = 1 + 0.16 * len(rows)
-    figure, axes = make_grid(panels, 2, height, title, below)
-    for axis, (layer, head) in zip(axes, sorted(sharpest)):
-        down = []
+    figure, axes = make_grid(panels, height, title, below, most_per_row=2)
+    for axis, (layer, head) in zip(axes, sorted(sharpest)):  # one more is left for Canon
+        row_names = []
         if axis.get_subplotspec().is_first_col():
-            down = [three_words_and_the_next(words, t) for t in rows]
-        heat_map(axis, maps[layer, head], down, words[:-1], f"layer {layer}, head {head}")
+            row_names = [three_words_and_the_next(words, t) for t in rows]
+        heat_map(axis, maps[layer, head], row_names, words[:-1], f"layer {layer}, head {head}")
     if canons:
         sizes = torch.stack(list(canons.values()), dim=1)  # (kernel, Canon layers)
         distances = ["this token"]
@@ -796,28 +810,28 @@ def inside(folder, title=None):
 
 def three_words_and_the_next(words, t):
     before = " ".join(words[max(0, t - 2) : t + 1])
-    return f"{before} \u2192 {words[t + 1]}"
+    return f"{before} → {words[t + 1]}"
 
 
-def rows_before_targets(document, most=12):
-    """The positions that predict the last targets."""
+def rows_before_targets(document):
+    """The positions that predict the last targets, at most twelve."""
     found = []
     for start, end in document.targets:
         found += range(max(start, 1) - 1, end - 1)  # t - 1 predicts t; nothing predicts 0
-    return found[-most:]
+    return found[-12:]
 
 
 WHITE_TO_DARK = LinearSegmentedColormap.from_list("", ["white", ORANGE, "#5c1a00"])
 
 
-def heat_map(axis, values, down, across, title):
-    """values (rows, columns), from 0, white, to 1, dark. down, across: their names, or []."""
+def heat_map(axis, values, row_names, column_names, title):
+    """values (rows, columns), from 0, white, to 1, dark. Without names: []."""
     axis.imshow(values.numpy(), cmap=WHITE_TO_DARK, vmin=0, vmax=1, aspect="auto")
     axis.set_title(title, fontsize=11, pad=4)
-    axis.set_yticks(range(len(down)), down, fontsize=9)
-    if len(across) > 40:
-        across = []  # they would overlap
-    axis.set_xticks(range(len(across)), across, fontsize=8, rotation=90)
+    axis.set_yticks(range(len(row_names)), row_names, fontsize=9)
+    if len(column_names) > 40:
+        column_names = []  # they would overlap
+    axis.set_xticks(range(len(column_names)), column_names, fontsize=8, rotation=90)
 
 
 # ---- 6. The command line ---------------------------------------------------
@@ -890,7 +904,7 @@ def draw_insides(args):
             continue  # a packed run has no weights
         try:
             figure = inside(path, args.title)
-        except ValueError as error:
+        except ValueError as error:  # a RunError is one
             complain(error)
             continue
         name = path.resolve().name  # Path(".") has no name of its own

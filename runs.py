@@ -186,7 +186,7 @@ def load_optimizer(optimizer, saved):
     for weight, memory in optimizer.state.items():  # without weights that got no gradient
         if not torch.is_tensor(memory.get("step")):
             raise ValueError("the optimizer's state lacks its step for a weight")
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in ("exp_avg", "exp_avg_sq"):  # means of the gradient and of its square
             check_tensor(f"the optimizer's {name}", memory.get(name), weight)
 
 
@@ -223,9 +223,9 @@ class Run:
         self.folder, self.writes = Path(folder), writes
         self.about = about
         self.recipe = {part: about[part] for part in RECIPE_PARTS}
-        self.lines = []  # the log, dicts
+        self.lines = []  # the log: a dict for each line
         self.log_file = None
-        self.was_read_back = False  # whether a checkpoint was: `read_back` says why
+        self.was_read_back = False  # whether a saved checkpoint was read again, see `read_back`
         if resume and not (self.folder / "ckpt.pt").exists():
             raise RunError(f"--resume: {folder} has no ckpt.pt")
         if not writes:
@@ -265,7 +265,7 @@ class Run:
             checkpoint[name] = part.state_dict()
         with whole_file(self.folder / "ckpt.pt") as file:
             torch.save(checkpoint, file)
-        if step > 0 and not self.was_read_back:  # at step 0 the optimizer has no state yet
+        if step > 0 and not self.was_read_back:  # at step 0 there is no optimizer state to try
             self.read_back()
 
     def restore(self, stateful):
@@ -303,9 +303,9 @@ class Run:
 
     def append(self, text):
         """Write text at the end of metrics.jsonl."""
-        with naming(self.folder / "metrics.jsonl"):
+        with errors_that_name(self.folder / "metrics.jsonl"):
             self.log_file.write(text)
-            self.log_file.flush()
+            self.log_file.flush()  # into the file now, as a kill would lose what waits in memory
 
     def require_same_recipe(self, saved):
         """saved: the recipe in the checkpoint; an older one may lack fields that came later."""
@@ -317,7 +317,7 @@ class Run:
             raise RunError(f"--resume: {self.folder} was begun with {', '.join(differences)}")
 
     def read_back(self):
-        """Read the first checkpoint back: what --resume could not read ends the run now."""
+        """Read the first checkpoint after step 0: if --resume could not, the run ends now."""
         self.was_read_back = True
         try:
             read_checkpoint(self.folder)
@@ -375,7 +375,7 @@ def recipe_differences(old, new, name=""):
     if not isinstance(old, dict) or not isinstance(new, dict):
         return [] if old == new else [f"{name} = {old!r}, not {new!r}"]
     found = []
-    for field in {**old, **new}:
+    for field in {**old, **new}:  # the fields of both
         found += recipe_differences(old.get(field), new.get(field), field)
     return found
 
@@ -387,7 +387,7 @@ def with_defaults(kind, values):
     """
     defaults = {}
     for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
+        if field.default is not dataclasses.MISSING:  # it has a default
             defaults[field.name] = field.default
     return {**json.loads(json.dumps(defaults)), **values}  # as in JSON, tuples are lists
 
@@ -406,7 +406,7 @@ def whole_file(path):
     any time, old or new, also if the power fails."""
     fresh = path.with_name(path.name + ".new")
     try:
-        with naming(fresh), open(fresh, "wb") as file:  # an error in writing names no file itself
+        with errors_that_name(fresh), open(fresh, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # it is on the disk before it takes the old one's place
@@ -416,7 +416,7 @@ def whole_file(path):
 
 
 @contextlib.contextmanager
-def naming(path):
+def errors_that_name(path):
     """Add the file's name to an OSError: writing to an open file fails without saying which."""
     try:
         yield
@@ -425,6 +425,7 @@ def naming(path):
 
 
 def one_line(text):
+    """The text without line breaks, cut off after 500 characters."""
     return " ".join(text.split())[:500]
 
 
@@ -546,7 +547,7 @@ def read_all(paths):
 
 
 def pack(runs, path):
-    """Write runs into one file, a run a line, that `read_all` reads."""
+    """Write runs into one file, one run per line, that `read_all` reads."""
     rows = ",\n".join(json.dumps(run) for run in runs)
     Path(path).write_text(f'{{"runs": [\n{rows}\n]}}\n')
 

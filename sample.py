@@ -38,8 +38,9 @@ def answered(task, model, seed, temperature=0.0):
         asked = document.tokens[:start]  # with right answers to earlier questions
         expected = document.tokens[start:end]
         length = end - start
-        if task.stop is not None:  # it may be longer than ours: up to `stop`, or as far as it fits
-            length = task.block_size + 1 - start
+        if task.stop is not None:  # the answer ends at `stop`, or where the window is full
+            window = task.block_size + 1  # the last token that the model writes is never read
+            length = window - start
         answer = go_on(model, asked, length, task.stop, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space
         verdict = task.is_right(document, (start, end), answer)
@@ -57,7 +58,8 @@ def answered(task, model, seed, temperature=0.0):
 def continued(task, model, prompt, length, temperature, seed):
     """The prompt in words, and what the model writes after it. ValueError for what does not fit."""
     tokens = task.encode(prompt)
-    room = task.block_size + 1 - len(tokens)
+    window = task.block_size + 1  # the last token that the model writes is never read
+    room = window - len(tokens)
     if not tokens or room < 1:
         raise ValueError(f"--prompt: {len(tokens)} tokens, allowed: 1 to {task.block_size}")
     if length is None:
@@ -78,7 +80,8 @@ def go_on(model, tokens, length, stop, temperature, generator):
 
 def coloured(text):
     """For a terminal: right answers in green, wrong ones in red."""
-    # In these patterns [^][]* is anything but brackets; \033[32m begins green, \033[0m ends it.
+    # In the patterns, [^][]* is anything but brackets. In what replaces them, \\1 is the answer,
+    # \033[32m begins green, \033[31m begins red, and \033[0m ends the colour.
     text = re.sub(r"(\[[^][]*✓\])", "\033[32m\\1\033[0m", text)
     return re.sub(r"(\[[^][]*✗[^][]*\])", "\033[31m\\1\033[0m", text)
 
@@ -88,7 +91,7 @@ def coloured(text):
 
 def fail(message):
     print(f"sample.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    sys.exit(2)
 
 
 def read_command_line(argv):
@@ -140,6 +143,7 @@ def main(argv=None):
     args = read_command_line(argv)
     if args.program is not None:
         register(args.program)
+    # Users who want no colours set NO_COLOR, in any program (no-color.org).
     in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     try:
         task, model = load_model(args.run)

@@ -107,7 +107,7 @@ def show(panels, K, path):
         f"Attention: asked for {K} hops, the share that a head (layer.head) gives to where each "
         "hop ends. Dark is all of it; spread evenly it would be 0.06. Right answers: dark is all."
     )
-    figure, axes = plot.make_grid(len(panels), 1, 0.6 + 0.3 * K, title, below)
+    figure, axes = plot.make_grid(len(panels), 0.6 + 0.3 * K, title, below, most_per_row=1)
     for axis, (name, columns) in zip(axes, panels.items()):
         values = torch.stack(list(columns.values()), dim=1)  # (K, columns)
         plot.heat_map(axis, values, hops, list(columns), name)
