@@ -112,7 +112,8 @@ def canon_by_hand(x, weight):
     shifted = x  # h_{t-i}, for i = 0, 1, ..
     for w in weight:  # w_i: (width,)
         y = y + w * shifted
-        # One step later: a row of zeros comes in at the start, and the last row falls out.
+        # Shift by one token: add a row of zeros in front (the 1; F.pad begins with the last dim),
+        # and drop the last row.
         shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]
     return y
 
@@ -164,8 +165,8 @@ def tail_of_stream(layer, x, n, state):
 
     x        (B, T, width)
     n        how many, at least 1
-    returns  (B, n, width), zeros where the stream begins; None without a stream, which
-             `causal_conv` takes for zeros, and a layer of your own must, too
+    returns  (B, n, width), zeros where the stream begins; None if there is no stream.
+             `causal_conv` takes None for zeros, and so must a layer of your own
 
     What it keeps is a copy: a view would keep all of x in memory.
     """
@@ -216,27 +217,27 @@ def canon_at(point, width, config):
 
 # ---- 3. Positions ----------------------------------------------------------
 #
-# Without positions, one attention layer sees a set of earlier tokens, not a sequence. (In deeper
-# layers some order shows all the same: there each token has seen a set of its own.) Rotary
-# positions turn each pair of dims of q and k by an angle that grows with the position, so that
-# positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi add to these products, the attention
-# scores, instead.
+# Without positions, one attention layer sees a set of earlier tokens, not a sequence. (Deeper ones
+# can infer some of the order, as each token there has seen a different set.) Rotary positions turn
+# each pair of dims of q and k by an angle that grows with the position, so that positions enter
+# q_i . k_j only as i - j. ALiBi and H-ALiBi turn nothing: they add a bias to these products, the
+# attention scores.
 
 
 class Positions(nn.Module):
     """What every positional encoding offers. One of your own is a subclass, and an entry of
-    POSITIONS; what it leaves out does nothing.
+    POSITIONS. A method that it does not define has no effect.
 
     `CanonGPT.__init__` calls `vectors` once, for a module whose weight `CanonGPT.forward` adds to
     the embeddings. (None of our encodings has one.) Each attention layer has an instance of its
     own, and calls `turn` and `bias` in each forward pass.
     """
 
-    head_multiple = 1  # the dims of a head must be a multiple of this
+    head_multiple = 1  # K, the number of dims of a head, must be a multiple of this
 
     def __init__(self, config):
         super().__init__()
-        self.n_head = config.n_head  # for a bias of each head
+        self.n_head = config.n_head  # `bias` may differ from head to head
 
     @staticmethod
     def vectors(config):
@@ -341,7 +342,7 @@ def distances(T, S, device):
 
 
 def head_numbers(n_head, device):
-    """1 .. H, as (H, 1, 1)."""
+    """1 .. H, as (H, 1, 1), to broadcast against distances (T, S)."""
     return torch.arange(1, n_head + 1, device=device)[:, None, None]
 
 
@@ -379,11 +380,11 @@ class Mixer(nn.Module):
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
     # gets the rest of BLOCK_BUDGET. For a mixer of your own, count them: nothing checks this.
     budget = 4
-    # Whether config.pos and n_head have an effect. Without such a mixer, a model has pos = "nope".
-    # If only learned positions (`Positions.vectors`) have one, set True, and let `check` refuse
-    # every other pos. Otherwise a run may be called "rope" and have no rotary.
+    # Whether it uses config.pos and n_head. If no mixer of a model does, pos becomes "nope". For
+    # one that uses learned positions only (`Positions.vectors`), set True, and let `check` refuse
+    # every other pos. Otherwise a run could be called "rope" and have no rotary.
     attends = False
-    has_short_conv = False  # whether it has a convolution of its own (Part II)
+    has_short_conv = False  # whether it can have a convolution of its own (Part II)
     short_conv_by_default = False  # whether that is on where config.short_conv is None
     streams = True  # whether it can go on where the last piece of a text ended
 
@@ -405,6 +406,7 @@ class Attention(Mixer):
 
     @classmethod
     def check(cls, config):
+        # d_model = n_head * K, and K must be a multiple of head_multiple.
         multiple = config.n_head * POSITIONS[config.pos].head_multiple
         if config.d_model % multiple != 0:
             given = f"n_head = {config.n_head} and pos = {config.pos}"
@@ -430,7 +432,7 @@ class Attention(Mixer):
         if state is not None and self in state:
             past_k, past_v = state[self]  # the KV cache
             start = past_k.shape[1]
-        q = self.positions.turn(q, start)  # rotary, if pos is "rope"
+        q = self.positions.turn(q, start)  # only rotary positions turn
         k = self.positions.turn(k, start)
         if start > 0:
             k = torch.cat([past_k, k], dim=1)  # (B, S, H, K)
@@ -460,10 +462,10 @@ class Attention(Mixer):
             return None
         if bias is None:
             bias = torch.zeros(T, S, device=like.device)
-        back = distances(T, S, like.device)
-        masked = back < 0  # later tokens
+        distance = distances(T, S, like.device)
+        masked = distance < 0  # later tokens
         if self.window is not None:
-            masked = masked | (back >= self.window)
+            masked = masked | (distance >= self.window)
         return bias.masked_fill(masked, -math.inf).to(like.dtype)
 
 
@@ -543,7 +545,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
-        return y.to(matmul_dtype(x))  # what follows are matrices: under autocast, in bfloat16
+        return y.to(matmul_dtype(x))  # under autocast bfloat16, which the next matrices take
 
 
 class Block(nn.Module):
@@ -598,7 +600,7 @@ class CanonGPT(nn.Module):
         self.position_vectors = POSITIONS[config.pos].vectors(config)  # or None
         self.blocks = nn.ModuleList()
         for layer in range(config.n_layer):
-            mixer_name = config.mixer_names[layer % len(config.mixer_names)]
+            mixer_name = config.mixer_names[layer % len(config.mixer_names)]  # they take turns
             self.blocks.append(Block(config, mixer_name))
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)  # the output head
@@ -634,9 +636,9 @@ class CanonGPT(nn.Module):
         Raises ValueError if the tokens, with those already in the stream, exceed block_size, or if
         there is a state and a layer does not stream.
         """
-        limit = self.config.block_size
         if state is not None and not self.streams:
             raise ValueError("a layer of this model says that it cannot read a text in pieces")
+        limit = self.config.block_size
         start = 0 if state is None else state.get(self, 0)  # how many tokens came before
         length = start + tokens.shape[1]
         if length > limit:
@@ -698,20 +700,20 @@ class CanonGPT(nn.Module):
         return tokens
 
     def parameter_counts(self):
-        """How many there are: {"total", "embeddings" (of tokens, and the head), "canon"}."""
+        """The number of parameters in all, in the embeddings (the head included), and in Canon."""
         embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
-        canon = set()
+        canon = set()  # a set: a Canon layer of yours may have another in it
         for module in self.modules():
             if isinstance(module, tuple(CANONS.values())):
                 canon.update(module.parameters())
         return {
-            "total": n_numbers(self.parameters()),
-            "embeddings": n_numbers(embeddings),
-            "canon": n_numbers(canon),
+            "total": count_numbers(self.parameters()),
+            "embeddings": count_numbers(embeddings),
+            "canon": count_numbers(canon),
         }
 
 
-def n_numbers(parameters):
+def count_numbers(parameters):
     return sum(parameter.numel() for parameter in parameters)
 
 
@@ -743,18 +745,19 @@ def check_config(config):
             config.refuse("mixer", f"its budget leaves the MLP nothing of {BLOCK_BUDGET} D^2")
     if len(config.mixer_names) > config.n_layer:
         config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
-    # "rope" passes, as it is the default; "nope" is what __post_init__ makes of it.
+    # "rope" passes, as it is the default. So does "nope", into which __post_init__ turns it: a copy
+    # of this configuration is checked again.
     if not config.has_attention and config.pos not in ("rope", "nope"):
         reason = "does not attend (`attends` of its class), so it takes no positions"
         config.refuse("pos", f"mixer {config.mixer} {reason}")
-    has_short_conv = any(MIXERS[name].has_short_conv for name in config.mixer_names)
-    if config.short_conv and not has_short_conv:
+    can_have_one = any(MIXERS[name].has_short_conv for name in config.mixer_names)
+    if config.short_conv and not can_have_one:
         config.refuse("short_conv", f"mixer {config.mixer} has none")
 
 
 def usual_short_conv(config):
-    """What None means: on if any mixer of, say, "gdn,attention" has short_conv_by_default, unless
-    Canon-B takes its place."""
+    """What short_conv = None becomes: True if a mixer has it by default and Canon-B does not take
+    its place."""
     by_default = any(MIXERS[name].short_conv_by_default for name in config.mixer_names)
     return by_default and "b" not in config.canon
 

@@ -1,10 +1,10 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Begin with `train` in section 3, the loop in the order of events. Around it stand 1 data, optimizer
-and learning rate; 2 one step, and one evaluation; 4 checks before training; 5 progress; 6 ending a
-run; 7 recipes and presets; 8 the command line; 9 a run's name, its config.json, and what it prints;
-and 10 `main`, where everything begins. A run leaves config.json, metrics.jsonl and ckpt.pt in
-out/<run>/ (runs.py).
+Read sections 1 to 3 in order; they are the training: 1 data, optimizer and learning rate; 2 one
+step, and one evaluation; 3 the loop. The rest serves it: 4 checks before training; 5 progress;
+6 ending a run; 7 recipes and presets; 8 the command line; 9 a run's name, its config.json, and what
+it prints; 10 `main`, where everything begins. A run leaves config.json, metrics.jsonl and ckpt.pt
+in out/<run>/ (runs.py).
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
 """
@@ -29,9 +29,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Idle threads of gcc's OpenMP keep their core busy before they sleep. Beside another busy program
-# that makes steps several times slower (results/threads.txt), so let them sleep sooner. torch reads
-# this when it is imported.
+# An idle thread of gcc's OpenMP keeps its core busy for 300,000 rounds before it sleeps. Beside
+# another busy program that makes steps several times slower (results/threads.txt), so let it sleep
+# after 3,000. OpenMP reads this when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import numpy as np
@@ -60,8 +60,8 @@ class Options:
     compile: bool
     must_compile: bool  # the user asked for it, so a compiler that fails ends the run
     workers: int  # processes that draw data; with 0 the training process draws it
-    eval_every: int  # steps
-    grad_accum: int  # micro-batches of a batch
+    eval_every: int  # steps between evaluations
+    grad_accum: int  # how many micro-batches a batch is cut into
     resume: bool
 
 
@@ -81,7 +81,7 @@ class Batches:
     batch_size: int
 
     def __getitem__(self, number):
-        """Batch number 0 is for step 1, and so on. The task draws it (tasks.py, Task.batch).
+        """Batch number 0 is for step 1, and so on.
 
         tokens and loss_mask  (rows, block_size + 1)
         target_count          how many targets there are, those of other processes included
@@ -106,24 +106,24 @@ def load_batches(task, recipe, options, steps_done):
         pin_memory=options.device == "cuda",
     )
     for batch in loader:
-        # From pinned memory, nobody has to wait for a copy to the GPU.
+        # The CPU does not wait for the copy to the GPU; this needs pinned memory.
         yield [tensor.to(options.device, non_blocking=True) for tensor in batch]
 
 
 def weight_groups(model, training):
     """AdamW's parameter groups. The matrices of Linear and Embedding layers have weight decay;
     norms, biases and Canon layers do not."""
-    # A set goes by identity. (`p in a_list` would compare the numbers in the tensors.)
+    # A set, since it finds a tensor by identity; a list would compare the numbers in it.
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
-    learning = [p for p in model.parameters() if p.requires_grad]
+    trained = [p for p in model.parameters() if p.requires_grad]
     return [
-        {"params": [p for p in learning if p in matrices], "weight_decay": training.weight_decay},
-        {"params": [p for p in learning if p not in matrices], "weight_decay": 0.0},
+        {"params": [p for p in trained if p in matrices], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p not in matrices], "weight_decay": 0.0},
     ]
 
 
 def adamw(model, training, device):
-    """AdamW with the settings in `training`, a runs.Training, which has their defaults."""
+    """AdamW with the settings in `training`; runs.py, `Training`, has their defaults."""
     return torch.optim.AdamW(
         weight_groups(model, training),
         lr=training.lr,
@@ -182,21 +182,17 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
     for number, (rows, mask) in enumerate(micro_batches, 1):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
         target_mask = mask[:, 1:]
-        # The model returns the mean loss over the targets of this micro-batch. Multiply it by their
-        # share of the batch's targets, and all micro-batches together give the mean over the batch.
-        # (If each has equally many targets, this divides by grad_accum.) DDP averages gradients
-        # over the processes; the factor WORLD turns that average into a sum.
-        scale = WORLD * target_mask.sum() / target_count
-        # DDP exchanges gradients once, after the last micro-batch.
-        more_to_come = number < grad_accum
-        no_exchange = WORLD > 1 and more_to_come  # only a model in DDP has no_sync
-        with model.no_sync() if no_exchange else contextlib.nullcontext():
-            with autocast:
-                _, loss = model(inputs, targets, loss_mask=target_mask)
-                loss = loss * scale  # in place of loss / grad_accum
-            loss.backward()
+        if WORLD > 1:  # DDP exchanges gradients in the backward pass of the last micro-batch only
+            model.require_backward_grad_sync = number == grad_accum
+        with autocast:
+            _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
+        # Weigh it by its share of the batch's targets, so that the micro-batches add up to the mean
+        # over the batch. (With equal shares, this is loss / grad_accum.) DDP then averages over the
+        # processes; WORLD makes a sum of that.
+        loss = loss * (WORLD * target_mask.sum() / target_count)
+        loss.backward()
         batch_loss = batch_loss + loss.detach()  # no .item(): the CPU would wait for the GPU
-    max_norm = training.clip if training.clip > 0 else math.inf  # inf: it is only measured
+    max_norm = training.clip if training.clip > 0 else math.inf  # inf: only measure it
     gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad()
@@ -205,8 +201,8 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
 
 @torch.no_grad()
 def evaluate(task, model, recipe, autocast, step):
-    """{score: float}: how well the model does the task, such as on held-out text (tasks.py,
-    `evaluate` of each task). Each process of torchrun computes all of it.
+    """The task's scores, {name: float}, on instances or text drawn for scoring (tasks.py,
+    `evaluate` of each task). Each process of torchrun computes all of them.
 
     step: for the error if a score is not finite
     """
@@ -219,115 +215,6 @@ def evaluate(task, model, recipe, autocast, step):
 
 
 # ---- 3. The training loop --------------------------------------------------
-
-LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
-
-
-def train(options, recipe, command, stop):
-    """One run, from its random seed to its last score.
-
-    Its helpers stand above and right below. But `check_own_parts` is in section 4, `Progress` in 5,
-    `Ended` and `require_finite` in 6, and what describes and prints the run in 9.
-
-    options  where and how to run
-    recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
-    command  how the run was started, for config.json
-    stop     whether the user asked to stop: StopSignals, in section 6
-    """
-    device, training = options.device, recipe.training
-    torch.manual_seed(recipe.seed)
-    torch.set_flush_denormal(True)  # takes numbers below 1e-38 for 0: they slow CPUs down
-
-    # What is learnt, what learns it, and what updates the weights.
-    task = make_task(**recipe.task, run_seed=recipe.seed)  # Capo draws its people from the seed
-    model = CanonGPT(recipe.model).to(device)
-    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    # Read them now: with --resume, an optimizer of your own may load decayed ones.
-    peaks = [group["lr"] for group in optimizer.param_groups]
-
-    # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
-    # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
-    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
-
-    check_own_parts(task, model, optimizer, recipe, autocast)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, too coarse for the checks above
-
-    # `fast_model` shares the weights of `model`. (Not compiled and in one process, it is `model`.)
-    # Evaluation uses `model`, as its batches have many shapes, and each would have to be compiled.
-    fast_model = compiled_and_distributed(model, options)
-
-    # The run's folder, and what a checkpoint in it restores.
-    stateful = {"model": model, "optimizer": optimizer}
-    about = describe(options, recipe, task, model, command)  # what config.json will hold
-    run, steps_done, seconds = open_run(options, about, stateful)
-    announce(options, recipe, about)
-
-    batches = load_batches(task, recipe, options, steps_done)
-    with Progress(training, task.block_size, steps_done, seconds) as progress:
-        for step, batch in enumerate(batches, steps_done + 1):  # counted from 1
-            # 1. Learn from one batch.
-            for group, peak in zip(optimizer.param_groups, peaks):
-                group["lr"] = learning_rate(step, peak, training)
-            reseed(recipe.seed, step)  # for layers that draw numbers, such as dropout
-            loss, gradient_norm = train_step(
-                fast_model, optimizer, batch, training, options.grad_accum, autocast
-            )
-            progress.count_step()
-
-            # 2. Most steps end here: reading the loss would make the CPU wait for the GPU.
-            score_now = step % options.eval_every == 0 or step == training.steps
-            log_now = score_now or step % LOG_EVERY == 0
-            stop_now = stop.agreed(log_now, device)  # several processes agree when they log
-            if not (log_now or stop_now):
-                continue
-
-            # 3. End the run if it has diverged, before anything is saved.
-            mean_loss = mean_over_processes(loss).item()
-            weights = list(model.parameters())  # the update may have spoilt them after the loss
-            require_finite(step, {"loss": mean_loss, "gradient": gradient_norm, "weights": weights})
-
-            # 4. Log this batch's loss, and now and then the scores.
-            if log_now:
-                line = {"step": step, "loss": round(mean_loss, 5)}
-                line.update(progress.lap(step))  # the speed is right, as .item() waited for the GPU
-                line["lr"] = optimizer.param_groups[0]["lr"]
-                line["gradient_norm"] = round(gradient_norm.item(), 5)  # before it is clipped
-                progress.show({"loss": f"{mean_loss:.3f}"})  # printed behind the bar
-                if score_now:
-                    line["eval"] = evaluate(task, model, recipe, autocast, step)
-                    progress.show(scores_in_words(task, line["eval"]))
-                run.log(line)
-
-            # 5. Save a checkpoint, the log included: after each evaluation, and before stopping.
-            if score_now or stop_now:
-                run.save(stateful, step, progress.seconds())
-
-            # 6. Stop if asked to. (After the last step, the run ends anyway.)
-            if stop_now and step < training.steps:
-                # Not in the checkpoint's copy of the log, so --resume drops this line.
-                run.log({"step": step, "stopped": stop.name})
-                reason = f"stopped after step {step}; {HOW_TO_GO_ON}"
-                raise Ended(reason, status=128 + stop.number)  # as shells do
-            progress.start_lap(step)  # so that scoring and saving do not count
-
-    # What it cost, and one instance with the model's answers. The scores come from the log: if the
-    # run was killed right here and is resumed, the loop above does not run again.
-    scores = run.lines[-1]["eval"]
-    costs = costs_of(run, model, options, progress)
-    run.log({"step": training.steps, "eval": scores, **costs, "final": True})
-    run.save(stateful, training.steps, progress.seconds())  # --resume then finds it finished
-    print_results(task, model, autocast, scores, costs, recipe.seed)
-
-
-# What you may want to add to this loop (examples/README.md has more):
-# - A metric is one more entry of `line`: a Python number, not a tensor.
-# - An average of the weights (EMA) starts as `copy.deepcopy(model)`, and is one more entry of
-#   `stateful`. It needs no gradients: `average.requires_grad_(False)`. Update it after
-#   `train_step`, and pass it to `evaluate` and `print_results`. In runs.py, the share that it keeps
-#   at each step is a field of `Training`, and `load_model` reads saved["average"] if there is one.
-# - Noise on the gradients goes into `train_step`, before `optimizer.step`. Under torchrun it must
-#   be the same in all processes, or their weights drift apart. So draw it from a generator with a
-#   seed of its own: `reseed` gives each process other numbers.
 
 
 def compiled_and_distributed(model, options):
@@ -344,8 +231,8 @@ def compiled_and_distributed(model, options):
 
 def open_run(options, about, stateful):
     """(run, steps_done, seconds): the run's folder (runs.py), the steps that are done, and the time
-    that they took. With --resume, `stateful` is set back to the checkpoint. There is one from the
-    start, as a new run saves step 0."""
+    that they took. --resume sets `stateful` back to the checkpoint. A new run saves one at once, as
+    step 0, so that there always is one."""
     run = Run(options.out, about, options.resume, writes=RANK == 0)
     if not options.resume:
         run.save(stateful, step=0, seconds=0.0)
@@ -367,17 +254,128 @@ def reseed(run_seed, step):
 def mean_over_processes(value):
     """The mean of a tensor that each process of torchrun has."""
     if WORLD > 1:
-        value = value.clone()
+        value = value.clone()  # all_reduce works in place
         torch.distributed.all_reduce(value)
     return value / WORLD
+
+
+LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
+
+
+def train(options, recipe, command, stop):
+    """One run, from its random seed to its last score.
+
+    options  where and how to run
+    recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
+    command  how the run was started, for config.json
+    stop     whether the user asked to stop: StopSignals, in section 6
+    """
+    # ---- Before the loop: task, model, optimizer, and the run's folder
+    device, training = options.device, recipe.training
+    torch.manual_seed(recipe.seed)
+    torch.set_flush_denormal(True)  # takes numbers below 1e-38 for 0: they slow CPUs down
+
+    task = make_task(**recipe.task, run_seed=recipe.seed)  # Capo draws its people from the seed
+    model = CanonGPT(recipe.model).to(device)
+    optimizer = OPTIMIZERS[training.optimizer](model, training, device)
+    # Read them now: with --resume, an optimizer of your own may load decayed ones.
+    peaks = [group["lr"] for group in optimizer.param_groups]
+
+    # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
+    # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
+    autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
+
+    torch.set_float32_matmul_precision("highest")  # the checks look for small differences
+    check_before_training(task, model, optimizer, recipe, autocast)
+    torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
+
+    # `fast_model` shares the weights of `model`. (Not compiled and in one process, it is `model`.)
+    # Evaluation uses `model`, as its batches have many shapes, and each would have to be compiled.
+    fast_model = compiled_and_distributed(model, options)
+
+    # `stateful` is what a checkpoint saves and restores, by state_dict.
+    stateful = {"model": model, "optimizer": optimizer}
+    about = describe(options, recipe, task, model, command)  # what config.json will hold
+    run, steps_done, seconds_done = open_run(options, about, stateful)
+    announce(options, recipe, about)
+
+    # ---- The loop
+    batches = load_batches(task, recipe, options, steps_done)
+    with Progress(training, task.block_size, steps_done, seconds_done) as progress:
+        for step, batch in enumerate(batches, steps_done + 1):  # the first step is 1
+            # 1. Set the learning rate.
+            for group, peak in zip(optimizer.param_groups, peaks):
+                group["lr"] = learning_rate(step, peak, training)
+
+            # 2. Learn from one batch.
+            reseed(recipe.seed, step)  # for layers that draw numbers, such as dropout
+            loss, gradient_norm = train_step(
+                fast_model, optimizer, batch, training, options.grad_accum, autocast
+            )
+            progress.bar.update()
+
+            # 3. Most steps end here: reading the loss would make the CPU wait for the GPU.
+            score_now = step % options.eval_every == 0 or step == training.steps
+            log_now = score_now or step % LOG_EVERY == 0
+            stop_now = stop.agreed(log_now, device)  # several processes agree when they log
+            if not (log_now or stop_now):
+                continue
+
+            # 4. End the run if it has diverged, before anything is saved. The loss is from before
+            #    the update, so check the weights as well.
+            mean_loss = mean_over_processes(loss).item()
+            weights = list(model.parameters())
+            require_finite(step, {"loss": mean_loss, "gradient": gradient_norm, "weights": weights})
+
+            # 5. Log this batch's loss, and now and then the scores.
+            if log_now:
+                line = {
+                    "step": step,
+                    "loss": round(mean_loss, 5),
+                    **progress.lap(step),  # tokens, and their speed: .item() waited for the GPU
+                    "lr": optimizer.param_groups[0]["lr"],
+                    "gradient_norm": round(gradient_norm.item(), 5),  # before it is clipped
+                }
+                progress.show({"loss": f"{mean_loss:.3f}"})  # printed behind the bar
+                if score_now:
+                    line["eval"] = evaluate(task, model, recipe, autocast, step)
+                    progress.show(scores_in_words(task, line["eval"]))
+                run.log(line)
+
+            # 6. Save a checkpoint, the log included: after each evaluation, and before stopping.
+            if score_now or stop_now:
+                run.save(stateful, step, progress.seconds())
+
+            # 7. Stop if asked to. (After the last step, the run ends anyway.)
+            if stop_now and step < training.steps:
+                # Not in the checkpoint's copy of the log, so --resume drops this line.
+                run.log({"step": step, "stopped": stop.name})
+                raise stop.ended_after(step)
+            progress.start_lap(step)  # so that scoring and saving do not count
+
+    # ---- After the loop: what the run cost, and one instance with the model's answers
+    # The scores come from the log: if the run was killed right here and is resumed, the loop above
+    # does not run again.
+    scores = run.lines[-1]["eval"]
+    costs = costs_of(run, model, options, progress)
+    run.log({"step": training.steps, "eval": scores, **costs, "final": True})
+    run.save(stateful, training.steps, progress.seconds())  # --resume then finds it finished
+    print_results(task, model, autocast, scores, costs, recipe.seed)
+
+
+# What you may want to add to this loop (examples/README.md has more):
+# - A metric is one more entry of `line`: a Python number, not a tensor.
+# - An average of the weights (EMA) starts as `copy.deepcopy(model)`, and is one more entry of
+#   `stateful`. It needs no gradients: `average.requires_grad_(False)`. Update it after
+#   `train_step`, and pass it to `evaluate` and `print_results`. In runs.py, the share that it keeps
+#   at each step is a field of `Training`, and `load_model` reads saved["average"] if there is one.
 
 
 # ---- 4. Checks before training ---------------------------------------------
 
 
-def check_own_parts(task, model, optimizer, recipe, autocast):
+def check_before_training(task, model, optimizer, recipe, autocast):
     """End the run before it trains if a layer, a task or an optimizer of your own has a fault."""
-    torch.set_float32_matmul_precision("highest")  # an earlier run here may have set TF32
     require_sound_layers(model)
     require_sound_task(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
@@ -397,7 +395,7 @@ def require_sound_layers(model):
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        weight += 0.02 * noise.to(weight)
+        weight += 0.02 * noise.to(weight)  # as large as initial weights
     config = model.config
     tokens = two_sequences(model)
     whole, _ = model(tokens)
@@ -427,7 +425,8 @@ def two_sequences(model):
 
 
 def require_same(logits, expected, config, reason):
-    if not relative_error(logits, expected) < 1e-4:  # true for NaN as well
+    # float32 rounds by 1e-6 or less here. (`not .. <` also catches NaN.)
+    if not relative_error(logits, expected) < 1e-4:
         raise Ended(f"{layers_in_words(config)}: {reason}", status=2)
 
 
@@ -475,11 +474,11 @@ def require_all_weights(optimizer, model):
 def mention_unused_weights(model, autocast):
     """Print a line if a weight gets no gradient from two sequences. It may be meant so: a mixture
     of experts does not use all of them each time."""
-    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     with autocast:
         logits, _ = model(two_sequences(model))
-    gradients = torch.autograd.grad(logits.sum(), list(learning.values()), allow_unused=True)
-    for name, gradient in zip(learning.keys(), gradients):
+    gradients = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
+    for name, gradient in zip(trained.keys(), gradients):
         if gradient is None and RANK == 0:
             print(f"train.py: in a first try no layer used {name}", file=sys.stderr)
 
@@ -490,12 +489,11 @@ def mention_unused_weights(model, autocast):
 class Progress:
     """The bar on the screen, and the time. A lap is what lies between two lines of the log."""
 
-    def __init__(self, training, block_size, steps_done, seconds):
-        """The run goes on after `steps_done` steps, which took so many seconds."""
+    def __init__(self, training, block_size, steps_done, seconds_done):
+        """The run goes on after `steps_done` steps, which took `seconds_done`."""
         self.bar = tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=RANK > 0)
         self.shown = {}
-        self.is_first_step = True
-        self.began = time.perf_counter() - seconds  # as if the run had never paused
+        self.began = time.perf_counter() - seconds_done  # as if the run had never paused
         self.tokens_per_step = training.batch_size * block_size
         self.start_lap(steps_done)
 
@@ -504,12 +502,6 @@ class Progress:
 
     def __exit__(self, *error):
         self.bar.close()
-
-    def count_step(self):
-        if self.is_first_step:
-            self.bar.unpause()  # this step may have compiled: the bar's estimate leaves it out
-            self.is_first_step = False
-        self.bar.update()
 
     def seconds(self):
         return time.perf_counter() - self.began
@@ -582,10 +574,10 @@ class StopSignals:
 
     def __enter__(self):
         self.requested = None  # the first signal's number
-        self.before = {}
+        self.old_handlers = {}
         for number in STOP:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                self.before[number] = signal.signal(number, self.note)
+                self.old_handlers[number] = signal.signal(number, self.note)
         return self
 
     def note(self, number, frame):
@@ -596,7 +588,7 @@ class StopSignals:
                 with contextlib.suppress(OSError):  # the terminal may be closed
                     os.write(2, b"\ntrain.py: saving, then stopping\n")
         if number == signal.SIGINT and WORLD == 1:
-            signal.signal(number, self.before[number])  # this one is noted; the next one kills
+            signal.signal(number, self.old_handlers[number])  # so that the next one kills
 
     @property
     def number(self):
@@ -605,6 +597,10 @@ class StopSignals:
     @property
     def name(self):
         return signal.Signals(self.number).name
+
+    def ended_after(self, step):
+        """What to raise, with the exit status that shells give."""
+        return Ended(f"stopped after step {step}; {HOW_TO_GO_ON}", status=128 + self.number)
 
     def agreed(self, log_now, device):
         """Whether to stop after this step.
@@ -620,7 +616,7 @@ class StopSignals:
         return mean_over_processes(torch.tensor(float(asked), device=device)).item() > 0
 
     def __exit__(self, *error):
-        for number, handler in self.before.items():
+        for number, handler in self.old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -636,10 +632,9 @@ def ignore_stop_signals(worker):
 # A recipe is everything that makes a run what it is, most of all task, model and training (Recipe
 # and Training are in runs.py). A preset scales these three together: `nano` for two CPU cores and
 # minutes, `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has
-# Depo1's). Of `small`, only Copy has run. Its other numbers are guesses, between those of the other
-# two. Depo1's rest on runs with N = 40 that were stopped early (results/README.md, "Depo1 with more
-# names").
+# Depo1's). Of `small`, only Copy has been run; its other numbers are guesses between the other two.
 
+# L1D16: 1 layer, 16 dims. "tied": one matrix for embedding and head.
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
 L5D64 = dict(n_layer=5, n_head=4, d_model=64)
@@ -662,8 +657,8 @@ def preset(model, task=None, **training):
 
 
 # N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
-# letters words are made of, and L the most operators in an expression. Where steps is None, Capo
-# computes them from how often each person is met (--exposures).
+# letters words are made of, and L the most operators in an expression; root=None is a grammar's own
+# root. Where steps is None, Capo computes them from how often each person is met (--exposures).
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -731,7 +726,7 @@ NO_PAPER_SIZE = ("text",)  # the paper has no such task
 
 
 def preset_parts(preset_name, task_name):
-    """What make_recipe takes: preset_name, task, model and training.
+    """The arguments of make_recipe that a preset sets: preset_name, task, model and training.
 
     Raises ValueError if there is no such preset.
     """
@@ -792,8 +787,6 @@ def make_parser():
     """All options. A new one is one more line here. If it has the name of a field of Config or
     Training, or of a parameter of the task, it sets that; then it has no default, so that None says
     that it was not given. Any other also goes into OTHER_FLAGS, and into Options or Recipe.
-
-    (Until there is such a field, a flag passes for the task's: "copy has no such parameter".)
     """
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
@@ -922,10 +915,10 @@ def read_options(args, device, recipe):
     require_range("eval_every", eval_every, 1, 10**8)
 
     require_range("grad_accum", args.grad_accum, 1, 10**5)
-    divisor = WORLD * args.grad_accum
+    micro_batches = WORLD * args.grad_accum  # of all processes; each gets equally many windows
     batch_size = recipe.training.batch_size
-    if batch_size % divisor != 0:
-        raise ValueError(f"batch_size = {batch_size}: must be a multiple of {divisor}")
+    if batch_size % micro_batches != 0:
+        raise ValueError(f"batch_size = {batch_size}: must be a multiple of {micro_batches}")
     return Options(
         device=device,
         out=out,
@@ -995,8 +988,8 @@ def parts_in_file(args):
         make_recipe(**parts)  # raises an error if a value does not fit
         preset_parts(parts["preset_name"], parts["task"]["name"])  # or if the preset is unknown
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        own = "(If a part of it is your own, run the file that registers it.)"
-        raise ValueError(f"config = {args.config}: holds no recipe: {error!r} {own}") from None
+        advice = "(If a part of it is your own, run the file that registers it.)"
+        raise ValueError(f"config = {args.config}: holds no recipe: {error!r} {advice}") from None
     return parts
 
 
@@ -1077,15 +1070,15 @@ def run_name(recipe, usual_dtype):
 
 
 def unlike_preset(recipe):
-    """["lr=0.003", "canon-frozen"]: what differs from the preset, but for mixer, pos and canon,
-    which are named anyway."""
+    """["lr=0.003", "canon-frozen"]: what differs from the preset. Mixer, pos and canon are left
+    out, as `run_name` always names them."""
     parts = preset_parts(recipe.preset, recipe.task["name"])
     usual_task = make_task(**parts["task"]).settings
-    # The preset's model and training, but for this run's task: Capo's steps follow from it.
+    # The preset's model and training for this run's task, on which Capo's steps depend.
     usual = make_recipe(**(parts | {"task": recipe.task}))
     named_anyway = {field: getattr(recipe.model, field) for field in ("mixer", "pos", "canon")}
     usual_model = vars(usual.model) | named_anyway
-    # Of short_conv, what Config chooses for this run's mixer and canon is usual.
+    # short_conv is usual if it is what Config chooses for this run's mixer and canon.
     usual_model["short_conv"] = replace(recipe.model, short_conv=None).short_conv
 
     found = differences(short_settings(recipe.task), short_settings(usual_task))
@@ -1208,7 +1201,7 @@ def scores_in_words(task, scores):
 
 
 def costs_of(run, model, options, progress):
-    """The seconds in all, speeds as medians over the log; on a GPU also memory."""
+    """What the run took: seconds in all, the median speed in its log, and on a GPU the memory."""
     lines = run.lines[1:] or run.lines  # the first lap includes compiling
     speed = statistics.median(line["tokens_per_s"] for line in lines)
     costs = {
