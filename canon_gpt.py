@@ -71,7 +71,7 @@ class Config:
         if not self.has_attention:
             self.pos = "nope"  # without a mixer that attends, there are no positions
         if self.short_conv is None:
-            self.short_conv = usual_short_conv(self)
+            self.short_conv = usual_short_conv(self)  # Part II: whether it is on was not said
         # What each mixer demands:
         for name in self.mixer_names:
             MIXERS[name].check(self)
@@ -671,7 +671,8 @@ class CanonGPT(nn.Module):
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
         softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
         it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device.
-        Raises ValueError if the result would not fit, or if the temperature is negative.
+        Raises ValueError if the result would not fit, or if the temperature is negative. With
+        dropout or the like in the model, call model.eval() first.
         """
         if temperature < 0:
             raise ValueError(f"temperature = {temperature}: allowed: 0 or more")
@@ -827,7 +828,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
         write = v[:, t]  # (B, H, V)
         if beta is not None:
             held = (key * S).sum(-2)  # S^T k_t
-            write = beta[:, t, :, None] * (write - held)
+            write = beta[:, t, :, None] * (write - held)  # moves what S holds under k_t towards v_t
         S = S + key * write[:, :, None]  # S + k_t write^T
         o.append((query * S).sum(-2))  # S^T q_t
     return torch.stack(o, dim=1).to(out_dtype), S
@@ -1100,8 +1101,11 @@ class LinearMixer(Mixer):
 
 
 def initial_dt_bias(n_head):
-    """softplus of it is log-uniform in 0.001 .. 0.1. Heads with a small dt start with a long
-    memory, those with a large one with a short memory."""
+    """The bias of dt, the step size by which Mamba2 and Gated DeltaNet decay.
+
+    softplus of it is log-uniform in 0.001 .. 0.1. Heads with a small dt start with a long
+    memory, those with a large one with a short memory.
+    """
     dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # ln(e^dt - 1), softplus's inverse
 

@@ -265,6 +265,9 @@ LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
 def train(options, recipe, command, stop):
     """One run, from its random seed to its last score.
 
+    Its helpers stand above. But `check_before_training` is in section 4, `Progress` in 5, `Ended`
+    and `require_finite` in 6, and in 9 all that describes the run or prints.
+
     options  where and how to run
     recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
     command  how the run was started, for config.json
@@ -278,7 +281,8 @@ def train(options, recipe, command, stop):
     task = make_task(**recipe.task, run_seed=recipe.seed)  # Capo draws its people from the seed
     model = CanonGPT(recipe.model).to(device)
     optimizer = OPTIMIZERS[training.optimizer](model, training, device)
-    # Read them now: with --resume, an optimizer of your own may load decayed ones.
+    # The peak learning rate of each parameter group. Read it now: with --resume, an optimizer of
+    # your own may load decayed rates.
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
@@ -651,7 +655,7 @@ def preset(model, task=None, **training):
 
     What is left out has the default of Config (canon_gpt.py), of Training (runs.py: 1,000 steps of
     warm-up, weight decay 0.03, cosine) or of the task's constructor (tasks.py). `--help` prints
-    every preset in full.
+    every preset.
     """
     return {"task": task or {}, "model": model, "training": training}
 
@@ -813,14 +817,14 @@ def make_parser():
     add("--block-size", type=int, help="context, in tokens")
 
     add = parser.add_argument_group("model").add_argument
-    add("--mixer", help=f"{', '.join(MIXERS)}; or a pattern over the layers: gdn,attention")
-    add("--pos", help=f"positions: {', '.join(POSITIONS)}")
+    add("--mixer", help=f"{', '.join(MIXERS)} (default: attention); or a pattern: gdn,attention")
+    add("--pos", help=f"positions: {', '.join(POSITIONS)} (default: rope)")
     add("--canon", help="the points that get a Canon layer: any of the letters abcd")
-    add("--mlp", help=", ".join(MLPS))
+    add("--mlp", help=f"{', '.join(MLPS)} (default: swiglu)")
     add("--n-layer", type=int, help="blocks")
     add("--n-head", type=int, help="heads of attention")
     add("--d-model", type=int, help="width")
-    add("--canon-type", help=", ".join(CANONS))
+    add("--canon-type", help=f"{', '.join(CANONS)} (default: conv)")
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
     add("--canon-residual", action=on_off, help="Canon adds h to the convolution (default: on)")
     add("--canon-silu", action=on_off, help="apply SiLU to what a Canon layer adds (default: off)")
@@ -835,7 +839,7 @@ def make_parser():
     add("--lr", type=float, help="peak learning rate")
     add("--warmup", type=int, help="steps until the learning rate peaks")
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
-    add("--optimizer", help=", ".join(OPTIMIZERS))
+    add("--optimizer", help=f"{', '.join(OPTIMIZERS)} (default: adamw)")
     add("--weight-decay", type=float, help="of matrices only (usually 0.03)")
     add("--betas", type=float, nargs=2, help="of adamw (default: 0.9 0.98)")
     add("--eps", type=float, help="of adamw (default: 1e-6)")
@@ -900,7 +904,7 @@ def read_options(args, device, recipe):
     if args.out == "":
         raise ValueError("out = '': name a folder")  # Path("") is the current folder
     if args.out is None:
-        out = Path("out", run_name(recipe, default_dtype(device)))
+        out = Path("out", run_name(recipe, usual_dtype=default_dtype(device)))
     else:
         out = Path(args.out)
 
@@ -1162,13 +1166,15 @@ def recipe_in_words(recipe):
         width += f", {model.n_head} heads"
         positions = model.pos
     canon = f"Canon-{model.canon.upper()}" if model.canon else "no Canon"
+    mlp = "no MLP" if model.mlp == "none" else f"{model.mlp} MLP"
+    tied = ", tied embeddings" if model.tie_embeddings else ""
     rate = f"learning rate {training.lr:g} after {training.warmup:,} steps of warm-up"
     rate += f", then {training.schedule}"
     if training.warmup > training.steps:
         rate = f"learning rate {training.lr:g} not reached: --warmup is {training.warmup:,} steps"
     return [
         f"{recipe.task['name']}: {', '.join(task)}",
-        f"{layers} of {model.mixer}, {width}, {positions}, {canon}",
+        f"{layers} of {model.mixer}, {mlp}, {width}, {positions}, {canon}{tied}",
         f"{training.steps:,} steps of {training.batch_size} windows, {rate}, "
         f"{training.optimizer} with weight decay {training.weight_decay:g}",
     ]
