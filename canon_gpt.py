@@ -244,7 +244,8 @@ class Positions(nn.Module):
         """A module whose `weight`, (block_size, D), is added to the embeddings, or None.
 
         Learned ones, as in GPT-2: nn.Embedding(config.block_size, config.d_model). Fixed ones, such
-        as sinusoids: nn.Embedding.from_pretrained(sinusoids), which neither learn nor are redrawn.
+        as sinusoids: nn.Embedding.from_pretrained(0.03 * sinusoids), which neither learn nor are
+        redrawn. (Scale them so: embeddings begin at normal(0, 0.02), and would drown otherwise.)
         """
         return None
 
@@ -828,7 +829,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
         write = v[:, t]  # (B, H, V)
         if beta is not None:
             held = (key * S).sum(-2)  # S^T k_t
-            write = beta[:, t, :, None] * (write - held)  # moves what S holds under k_t towards v_t
+            write = beta[:, t, :, None] * (write - held)  # b_t times what S does not hold yet
         S = S + key * write[:, :, None]  # S + k_t write^T
         o.append((query * S).sum(-2))  # S^T q_t
     return torch.stack(o, dim=1).to(out_dtype), S

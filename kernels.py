@@ -269,7 +269,7 @@ if triton is not None:
     ):
         """Write y."""
         # exercise 12
-        # Index vectors along (lags, rows, columns).
+        # lag (LAGS, 1, 1), t (1, ROWS, 1), column (1, 1, COLS): index vectors, see `place`.
         segment, sequence, lag, t, column = place(segments_per_sequence, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         x_ptr += sequence * batch_stride + column  # from here on, an address per column
@@ -304,7 +304,7 @@ if triton is not None:
     ):
         """Write dx, and what each segment adds to dw."""
         # exercise 13
-        # Index vectors along (lags, rows, columns).
+        # lag (LAGS, 1, 1), t (1, ROWS, 1), column (1, 1, COLS): index vectors, see `place`.
         segment, sequence, lag, t, column = place(segments_per_sequence, D, ROWS, COLS, STEPS, LAGS)
         w = load_weight(w_ptr, lag, column, D, KERNEL, RESIDUAL)  # (LAGS, 1, COLS)
         dw = tl.zeros((LAGS, ROWS, COLS), tl.float32)  # its rows are added up at the end
@@ -419,7 +419,7 @@ def backward_op(
     return dx, dw_parts.sum(0).to(weight.dtype)
 
 
-@backward_op.register_fake  # the shapes and dtypes of dx and dw
+@backward_op.register_fake  # what torch.compile sees of it: the shapes and dtypes of dx and dw
 def backward_op_fake(dy, x, weight, residual):
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dw = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)

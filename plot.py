@@ -652,7 +652,7 @@ def small_print(groups, legend):
     for run in runs:
         others = setting_texts(run)
         common = [fact for fact in common if fact in others]
-    counts = set()
+    counts = set()  # of seeds: each model's, per task
     for members in groups.values():
         seeds_per_task = Counter(run["task"]["name"] for run in members)
         counts.update(seeds_per_task.values())

@@ -114,6 +114,7 @@ def read_checkpoint(folder):
             damaged_file = archive.testzip()
         if damaged_file is not None:
             raise ValueError(f"the checksum of {damaged_file} is wrong")
+        # weights_only: a pickle could run code. cpu: it may come from a GPU.
         saved = torch.load(path, map_location="cpu", weights_only=True)
         check_contents(saved)
     except OSError:  # a file that cannot be read need not be damaged

@@ -92,10 +92,11 @@ class Task:
     shown: they override `batch` and `evaluate`); `meaning`, one line about them; `vocabulary`, what
     each token stands for (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`.
 
-    The defaults of its constructor's arguments are its sizes in the preset nano. train.py has
-    options for the arguments of our tasks, such as N; one of another name needs an option there.
-    The constructor calls `check_fits` with the length of its longest document: training cuts off a
-    longer one, and scoring it fails. make_task adds `name`, `run_seed` and `settings`.
+    Each argument of its constructor has a default, its size in the preset nano. (To name the run,
+    train.py also makes the task with its defaults. So the default of a file must exist.) For the
+    arguments of our tasks, such as N, train.py has options; one of another name needs an option
+    there. The constructor calls `check_fits` with the length of its longest document: training cuts
+    off a longer one, and scoring it fails. make_task adds `name`, `run_seed` and `settings`.
     """
 
     # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
@@ -1417,6 +1418,9 @@ def make_task(name, run_seed=0, **parameters):
         known = ", ".join(signature.parameters)
         reason = f"{name} has no such parameter; it has {known}"
         require(field in signature.parameters, field, value, reason)
+    for field, parameter in signature.parameters.items():
+        has_default = parameter.default is not parameter.empty
+        require(has_default, "task", name, f"its argument {field} needs a default")
     bound = signature.bind(**parameters)
     bound.apply_defaults()
     arguments = bound.arguments  # a dict, with the defaults

@@ -2789,6 +2789,15 @@ def test_a_score_without_a_unit_is_refused(ends, monkeypatch):
     ends(tiny("--task renamed"), "its units lack the score")
 
 
+def test_a_task_without_defaults_is_refused(ends, monkeypatch):
+    class Bare(tasks.Copy):
+        def __init__(self, N, block_size):
+            super().__init__(N, block_size)
+
+    monkeypatch.setitem(tasks.TASKS, "bare", Bare)
+    ends(tiny("--task bare"), "task = 'bare': its argument N needs a default")
+
+
 def test_a_score_that_the_log_cannot_hold_is_refused(ends, monkeypatch):
     class Tensors(tasks.Copy):
         def evaluate(self, model, seed, n):

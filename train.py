@@ -135,7 +135,9 @@ def adamw(model, training, device):
 
 # An optimizer of your own is a function with these arguments, and one more entry. It needs step,
 # zero_grad, state_dict, load_state_dict and param_groups, as PyTorch's optimizers have. Each group
-# must have its "lr", which may differ: `train` takes it for the peak, and sets it at each step.
+# must have its "lr", which may differ: `train` takes it for the peak, and sets it at each step. If
+# it does not use training.betas or eps, let it raise Refused for others than the defaults, or
+# config.json names settings without effect.
 # (For Muon: the decaying group of `weight_groups` also has embedding and head, which Muon leaves to
 # AdamW.)
 OPTIMIZERS = {"adamw": adamw}
@@ -370,9 +372,14 @@ def train(options, recipe, command, stop):
 # What you may want to add to this loop (examples/README.md has more):
 # - A metric is one more entry of `line`: a Python number, not a tensor.
 # - An average of the weights (EMA) starts as `copy.deepcopy(model)`, and is one more entry of
-#   `stateful`. It needs no gradients: `average.requires_grad_(False)`. Update it after
-#   `train_step`, and pass it to `evaluate` and `print_results`. In runs.py, the share that it keeps
-#   at each step is a field of `Training`, and `load_model` reads saved["average"] if there is one.
+#   `stateful`. Update it after `train_step`,
+#
+#       with torch.no_grad():  # otherwise the graphs of all steps stay in memory
+#           for mean, weight in zip(average.parameters(), model.parameters()):
+#               mean.lerp_(weight, 1 - keep)
+#
+#   and pass it to `evaluate` and `print_results`. `keep` is a field of `Training` in runs.py, with
+#   a line of `make_parser`, and `load_model` there reads saved["average"] if there is one.
 
 
 # ---- 4. Checks before training ---------------------------------------------
@@ -904,6 +911,7 @@ def read_options(args, device, recipe):
     if args.out == "":
         raise ValueError("out = '': name a folder")  # Path("") is the current folder
     if args.out is None:
+        # The name has the dtype only if it is not the usual one of this device.
         out = Path("out", run_name(recipe, usual_dtype=default_dtype(device)))
     else:
         out = Path(args.out)
