@@ -64,6 +64,8 @@ class Config:
     short_conv: bool | None = None
     tie_embeddings: bool = False  # weight tying: one matrix for embedding and output head
 
+    # At a first reading, go on with section 2: what follows only checks and completes the values.
+
     def __post_init__(self):
         self.canon = "".join(sorted(self.canon.lower()))  # "DA" is written "ad"
         check_config(self)  # section 8
@@ -192,9 +194,11 @@ class NoCanon(nn.Module):
 # A Canon layer of your own is one more entry of CANONS, which --canon-type picks. examples/gated.py
 # is one, to copy: it enters its class in CANONS, calls train.main, and runs as
 #     python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
+# (sample.py and plot.py then take `--program examples/gated.py`.)
 # - It is a class with the constructor (width, config).
 # - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
-#   state[self], for example by `tail_of_stream`; or its class says `streams = False`.
+#   state[self], for example by `tail_of_stream`. Or its class says `streams = False`: then
+#   generating reads the whole text again for each token.
 # - At B, in attention, its channels are q, k and v, one after the other; at D, gate and up, or up
 #   alone.
 # - Linear and Embedding layers in your class are redrawn (`CanonGPT.init_weights`), and their
@@ -683,6 +687,7 @@ class CanonGPT(nn.Module):
             raise ValueError(f"{total} tokens do not fit: at most block_size + 1 = {limit + 1}")
         state = {} if self.streams else None  # None: each step reads all tokens again
         unread = tokens
+        # Which rows have produced `stop`: (B, 1).
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             logits, _ = self(unread, state=state)

@@ -335,7 +335,7 @@ BACKWARD_TILES = {"rows": 2, "steps": 32}  # longer segments, so fewer to sum dw
 class Launch(NamedTuple):
     """How the programs of a Triton kernel share the work on x (B, T, D)."""
 
-    programs: tuple[int]  # how many run, in the form that Triton expects
+    programs: tuple[int]  # how many run, each on its part of x; a tuple, as Triton wants
     segments: int  # how many all sequences have together
     sizes: dict  # the kernel's arguments that may change from call to call
     settings: dict  # the arguments that the kernel is compiled for
@@ -413,7 +413,7 @@ def backward_op(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch = launch_for(x, weight, **BACKWARD_TILES)
     dw_parts = torch.empty(launch.segments, *weight.shape, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):
+    with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
         run = backward_kernel[launch.programs]  # Triton's notation: run this many programs
         run(dy, x, weight, dx, dw_parts, **launch.sizes, RESIDUAL=residual, **launch.settings)
     return dx, dw_parts.sum(0).to(weight.dtype)

@@ -123,7 +123,8 @@ def labels(runs):
         for field, value in settings_of(run).items():
             if field in LEFT_OUT_OF_LABELS:
                 continue
-            if any(settings_of(other).get(field) != value for other in namesakes):
+            others = runs if field in run["task"] else namesakes  # all labels name another N
+            if any(settings_of(other).get(field) != value for other in others):
                 name += f", {field} {value}"
         found.append(name)
     return found
@@ -374,7 +375,7 @@ def draw_curves(axis, groups, score):
     axis.xaxis.set_major_formatter("{x:,.0f}")
     set_scale(axis.yaxis, unit, axis.dataLim.intervaly, margin=0.015)
     if zoomed and ends:
-        last = [end.y for end in ends]
+        last = [end.y for end in ends]  # each line's last score
         axis.set_ylim(0.9 * min(last), 1.2 * max(last))
         axis.set_ylabel("")  # the heading says it
     return ends

@@ -338,8 +338,8 @@ class Run:
         log = self.folder / "metrics.jsonl"
         has_checkpoint = (self.folder / "ckpt.pt").exists()
         has_begun = log.exists() and log.stat().st_size > 0
+        # While a run resumes, its log is empty for a moment. The checkpoint knows better.
         if has_checkpoint and not has_begun:
-            # While a run resumes, its log is empty for a moment. The checkpoint knows better.
             has_begun = read_checkpoint(self.folder)["step"] > 0
         if has_checkpoint and has_begun:
             advice = "--resume continues it, or choose another --out"

@@ -487,7 +487,7 @@ class Words:
         but all documents draw at once, and where a word came twice it is drawn again.
         """
         words = []  # of each document
-        if self.longest == 1:
+        if self.longest == 1:  # n different letters: none is drawn twice
             letters = 1 + permutations(rng, len(sizes), self.V)  # (documents, V)
             for row, n in zip(letters.tolist(), sizes):
                 words.append([(letter,) for letter in row[:n]])

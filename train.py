@@ -174,11 +174,14 @@ def learning_rate(step, peak, training):
 
 
 def train_step(model, optimizer, batch, training, grad_accum, autocast):
-    """Update the weights from a batch, cut into `grad_accum` micro-batches (gradient accumulation).
+    """Update the weights from a batch: forward, backward, clip, step. For less memory, the batch is
+    cut into `grad_accum` micro-batches (gradient accumulation). Usually that is one.
+
     Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the loss
     is the mean of those that the processes return.)
     """
     tokens, loss_mask, target_count = batch  # as `Batches` makes it
+    # Equal parts, and exactly grad_accum of them: read_options refuses other batch sizes.
     micro_batches = zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum))
     batch_loss = 0.0
     for number, (rows, mask) in enumerate(micro_batches, 1):
@@ -231,18 +234,21 @@ def compiled_and_distributed(model, options):
     return model
 
 
-def open_run(options, about, stateful):
-    """(run, steps_done, seconds): the run's folder (runs.py), the steps that are done, and the time
-    that they took. --resume sets `stateful` back to the checkpoint. A new run saves one at once, as
-    step 0, so that there always is one."""
+def open_run(options, recipe, command, task, stateful):
+    """(run, steps_done, seconds_done): the run's folder (runs.py), the steps that are done, and the
+    time that they took. --resume sets `stateful` back to the checkpoint. A new run saves one at
+    once, as step 0, so that there always is one. Prints what is about to happen."""
+    about = describe(options, recipe, task, stateful["model"], command)  # for config.json
     run = Run(options.out, about, options.resume, writes=RANK == 0)
-    if not options.resume:
-        run.save(stateful, step=0, seconds=0.0)
-        return run, 0, 0.0
-    steps_done, seconds = run.restore(stateful)
-    if run.finished:
-        raise Ended(f"{options.out} is finished: nothing left to do", status=0)
-    return run, steps_done, seconds
+    steps_done, seconds_done = 0, 0.0
+    if options.resume:
+        steps_done, seconds_done = run.restore(stateful)
+        if run.finished:
+            raise Ended(f"{options.out} is finished: nothing left to do", status=0)
+    else:
+        run.save(stateful, steps_done, seconds_done)
+    announce(options, recipe, about)
+    return run, steps_done, seconds_done
 
 
 def reseed(run_seed, step):
@@ -267,8 +273,9 @@ LOG_EVERY = 20  # steps between two lines of the log, and two losses in print
 def train(options, recipe, command, stop):
     """One run, from its random seed to its last score.
 
-    Its helpers stand above. But `check_before_training` is in section 4, `Progress` in 5, `Ended`
-    and `require_finite` in 6, and in 9 all that describes the run or prints.
+    At a first reading follow the numbered steps, and open `learning_rate`, `train_step` and
+    `evaluate`, which stand above. (What is not above: `check_before_training` is in section 4,
+    `Progress` in 5, `require_finite` in 6, `scores_in_words`, `costs_of`, `print_results` in 9.)
 
     options  where and how to run
     recipe   what is trained: runs.Recipe, with the task, the model, the training and the seed
@@ -291,7 +298,6 @@ def train(options, recipe, command, stop):
     # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
     autocast = torch.autocast(device, torch.bfloat16, enabled=recipe.dtype == "bfloat16")
 
-    torch.set_float32_matmul_precision("highest")  # the checks look for small differences
     check_before_training(task, model, optimizer, recipe, autocast)
     torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
 
@@ -301,9 +307,7 @@ def train(options, recipe, command, stop):
 
     # `stateful` is what a checkpoint saves and restores, by state_dict.
     stateful = {"model": model, "optimizer": optimizer}
-    about = describe(options, recipe, task, model, command)  # what config.json will hold
-    run, steps_done, seconds_done = open_run(options, about, stateful)
-    announce(options, recipe, about)
+    run, steps_done, seconds_done = open_run(options, recipe, command, task, stateful)
 
     # ---- The loop
     batches = load_batches(task, recipe, options, steps_done)
@@ -387,6 +391,7 @@ def train(options, recipe, command, stop):
 
 def check_before_training(task, model, optimizer, recipe, autocast):
     """End the run before it trains if a layer, a task or an optimizer of your own has a fault."""
+    torch.set_float32_matmul_precision("highest")  # these look for small differences
     require_sound_layers(model)
     require_sound_task(task, model, recipe.seed, autocast)
     require_all_weights(optimizer, model)
@@ -670,6 +675,7 @@ def preset(model, task=None, **training):
 # N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
 # letters words are made of, and L the most operators in an expression; root=None is a grammar's own
 # root. Where steps is None, Capo computes them from how often each person is met (--exposures).
+# How models fared at which learning rates: results/rates.md.
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
