@@ -47,7 +47,7 @@ class Training:
     steps: int | None  # None: the task sets them, which only Capo does
     batch_size: int  # windows per step; the model reads block_size tokens of each
     lr: float  # the peak of the learning rate
-    warmup: int = 1000  # steps until the peak is reached
+    warmup: int = 1000  # steps until the peak is reached; the nano presets set 100 to 300
     schedule: str = "cosine"  # how lr falls after warm-up: an entry of train.SCHEDULES
     optimizer: str = "adamw"  # an entry of train.OPTIMIZERS
     weight_decay: float = 0.03  # of the matrices of Linear and Embedding only

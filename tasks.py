@@ -598,7 +598,7 @@ class Brevo(NamesTask):
         edges = []
         for node in range(n):
             for parent in parents[node]:
-                edges.append(names[parent] + names[node])
+                edges.append(names[parent] + names[node])  # the tokens of both words
         dice.shuffle(edges)
         document = Document([self.bos])
         for edge in edges:

@@ -137,7 +137,7 @@ def adamw(model, training, device):
 # zero_grad, state_dict, load_state_dict and param_groups, as PyTorch's optimizers have. Each group
 # must have its "lr", which may differ: `train` takes it for the peak, and sets it at each step. If
 # it does not use training.betas or eps, let it raise Refused for others than the defaults, or
-# config.json names settings without effect.
+# config.json names settings without effect. (Nothing checks this.)
 # (For Muon: the decaying group of `weight_groups` also has embedding and head, which Muon leaves to
 # AdamW.)
 OPTIMIZERS = {"adamw": adamw}
@@ -192,9 +192,9 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
         with autocast:
             _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
         # Weigh it by its share of the batch's targets, so that the micro-batches add up to the mean
-        # over the batch. (With equal shares, this is loss / grad_accum.) DDP then averages over the
-        # processes; WORLD makes a sum of that.
-        loss = loss * (WORLD * target_mask.sum() / target_count)
+        # over the batch. DDP then averages over the processes; WORLD makes a sum of that.
+        share = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
+        loss = loss * share
         loss.backward()
         batch_loss = batch_loss + loss.detach()  # no .item(): the CPU would wait for the GPU
     max_norm = training.clip if training.clip > 0 else math.inf  # inf: only measure it
@@ -207,7 +207,8 @@ def train_step(model, optimizer, batch, training, grad_accum, autocast):
 @torch.no_grad()
 def evaluate(task, model, recipe, autocast, step):
     """The task's scores, {name: float}, on instances or text drawn for scoring (tasks.py,
-    `evaluate` of each task). Each process of torchrun computes all of them.
+    `evaluate` of each task). They take the place of a validation loss. Each process of torchrun
+    computes all of them.
 
     step: for the error if a score is not finite
     """
@@ -324,10 +325,12 @@ def train(options, recipe, command, stop):
             )
             progress.bar.update()
 
-            # 3. Most steps end here: reading the loss would make the CPU wait for the GPU.
+            # 3. Most steps end here, as reading the loss would make the CPU wait for the GPU. What
+            #    every step must do goes above this.
             score_now = step % options.eval_every == 0 or step == training.steps
             log_now = score_now or step % LOG_EVERY == 0
-            stop_now = stop.agreed(log_now, device)  # several processes agree when they log
+            # After the last step the run ends anyway. Several processes agree when they log.
+            stop_now = step < training.steps and stop.agreed(log_now, device)
             if not (log_now or stop_now):
                 continue
 
@@ -356,8 +359,8 @@ def train(options, recipe, command, stop):
             if score_now or stop_now:
                 run.save(stateful, step, progress.seconds())
 
-            # 7. Stop if asked to. (After the last step, the run ends anyway.)
-            if stop_now and step < training.steps:
+            # 7. Stop if asked to.
+            if stop_now:
                 # Not in the checkpoint's copy of the log, so --resume drops this line.
                 run.log({"step": step, "stopped": stop.name})
                 raise stop.ended_after(step)
