@@ -26,7 +26,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import causal_conv
+from kernels import MAX_KERNEL, causal_conv
 
 # ---- 1. Configuration ------------------------------------------------------
 #
@@ -731,7 +731,7 @@ def check_config(config):
     """Raises Refused if a model cannot have these values. (Each mixer's own `check` has more.)"""
     for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
         require_whole_number(config, field, low=1, high=2**20)  # more can only be a slip
-    require_whole_number(config, "canon_kernel", low=2, high=8)  # MAX_KERNEL of kernels.py is 8
+    require_whole_number(config, "canon_kernel", low=2, high=MAX_KERNEL)
     for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
         if getattr(config, field) not in table:
             config.refuse(field, f"allowed: {', '.join(table)}")

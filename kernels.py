@@ -382,6 +382,13 @@ def with_channels_side_by_side(x):
     return x if x.stride(2) == 1 else x.contiguous()
 
 
+def run_kernel(kernel, launch, residual, *tensors):
+    """Run a Triton kernel on tensors of one device, in the order of its arguments."""
+    with torch.cuda.device_of(tensors[0]):  # Triton uses the current device, which may be another
+        run = kernel[launch.programs]  # Triton's notation: run this many programs
+        run(*tensors, **launch.sizes, RESIDUAL=residual, **launch.settings)
+
+
 # torch.compile cannot look into a Triton kernel. It takes a custom operator as it is, and asks the
 # operator's "fake" version for the shapes, strides and dtypes of what comes out. `mutates_args`
 # says into which arguments an operator writes: none.
@@ -393,9 +400,7 @@ def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.T
     weight = weight.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, whatever x's strides
     launch = launch_for(x, weight, **FORWARD_TILES)
-    with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
-        run = forward_kernel[launch.programs]  # Triton's notation: run this many programs
-        run(x, weight, y, **launch.sizes, RESIDUAL=residual, **launch.settings)
+    run_kernel(forward_kernel, launch, residual, x, weight, y)
     return y
 
 
@@ -413,9 +418,7 @@ def backward_op(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch = launch_for(x, weight, **BACKWARD_TILES)
     dw_parts = torch.empty(launch.segments, *weight.shape, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):  # Triton uses the current device, which need not be x's
-        run = backward_kernel[launch.programs]  # Triton's notation: run this many programs
-        run(dy, x, weight, dx, dw_parts, **launch.sizes, RESIDUAL=residual, **launch.settings)
+    run_kernel(backward_kernel, launch, residual, dy, x, weight, dx, dw_parts)
     return dx, dw_parts.sum(0).to(weight.dtype)
 
 

@@ -39,8 +39,7 @@ def answered(task, model, seed, temperature=0.0):
         expected = document.tokens[start:end]
         length = end - start
         if task.stop is not None:  # the answer ends at `stop`, or where the window is full
-            window = task.block_size + 1  # the last token that the model writes is never read
-            length = window - start
+            length = room_after(task, asked)
         answer = go_on(model, asked, length, task.stop, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space
         verdict = task.is_right(document, (start, end), answer)
@@ -58,8 +57,7 @@ def answered(task, model, seed, temperature=0.0):
 def continued(task, model, prompt, length, temperature, seed):
     """The prompt in words, and what the model writes after it. ValueError for what does not fit."""
     tokens = task.encode(prompt)
-    window = task.block_size + 1  # the last token that the model writes is never read
-    room = window - len(tokens)
+    room = room_after(task, tokens)
     if not tokens or room < 1:
         raise ValueError(f"--prompt: {len(tokens)} tokens, allowed: 1 to {task.block_size}")
     if length is None:
@@ -69,6 +67,11 @@ def continued(task, model, prompt, length, temperature, seed):
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     answer = go_on(model, tokens, length, task.stop, temperature, generator)
     return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
+
+
+def room_after(task, tokens):
+    """How many more tokens fit: one more than it reads, as a model never reads its last one."""
+    return task.block_size + 1 - len(tokens)
 
 
 def go_on(model, tokens, length, stop, temperature, generator):

@@ -57,13 +57,13 @@ class Document:
         self.targets = list(targets)
 
     def give(self, tokens):
-        """Append tokens that a model only reads."""
+        """Append tokens. A model only reads them, unless `ask` marks them."""
         self.tokens.extend(tokens)
 
     def ask(self, tokens):
         """Append tokens that a model must predict. Returns their span."""
         start = len(self.tokens)
-        self.tokens.extend(tokens)
+        self.give(tokens)
         span = (start, len(self.tokens))
         self.targets.append(span)
         return span

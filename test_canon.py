@@ -3705,6 +3705,14 @@ def test_no_two_recipes_share_a_label():
     }
 
 
+def test_a_label_names_the_size_of_the_task_where_any_two_runs_differ():
+    """Also of models that no other run shares."""
+    smaller, larger, other = toy_run((0.1,)), toy_run((0.2,)), toy_run((0.3,), pos="nope")
+    larger["task"]["N"] = 9
+    labels = set(plot.group([smaller, larger, other]))
+    assert labels == {"RoPE, N 6", "RoPE, N 9", "NoPE, N 6"}
+
+
 # Figures
 
 

@@ -833,14 +833,15 @@ def make_parser():
     add("--block-size", type=int, help="context, in tokens")
 
     add = parser.add_argument_group("model").add_argument
-    add("--mixer", help=f"{', '.join(MIXERS)} (default: attention); or a pattern: gdn,attention")
-    add("--pos", help=f"positions: {', '.join(POSITIONS)} (default: rope)")
+    pattern = "or a pattern: gdn,attention"
+    add("--mixer", help=f"{', '.join(MIXERS)} (default: {Config.mixer}); {pattern}")
+    add("--pos", help=f"positions: {', '.join(POSITIONS)} (default: {Config.pos})")
     add("--canon", help="the points that get a Canon layer: any of the letters abcd")
-    add("--mlp", help=f"{', '.join(MLPS)} (default: swiglu)")
+    add("--mlp", help=f"{', '.join(MLPS)} (default: {Config.mlp})")
     add("--n-layer", type=int, help="blocks")
     add("--n-head", type=int, help="heads of attention")
     add("--d-model", type=int, help="width")
-    add("--canon-type", help=f"{', '.join(CANONS)} (default: conv)")
+    add("--canon-type", help=f"{', '.join(CANONS)} (default: {Config.canon_type})")
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes, 2 to 8 (default: 4)")
     add("--canon-residual", action=on_off, help="Canon adds h to the convolution (default: on)")
     add("--canon-silu", action=on_off, help="apply SiLU to what a Canon layer adds (default: off)")
@@ -855,7 +856,7 @@ def make_parser():
     add("--lr", type=float, help="peak learning rate")
     add("--warmup", type=int, help="steps until the learning rate peaks")
     add("--schedule", help=f"of the learning rate after warm-up: {', '.join(SCHEDULES)}")
-    add("--optimizer", help=f"{', '.join(OPTIMIZERS)} (default: adamw)")
+    add("--optimizer", help=f"{', '.join(OPTIMIZERS)} (default: {Training.optimizer})")
     add("--weight-decay", type=float, help="of matrices only (usually 0.03)")
     add("--betas", type=float, nargs=2, help="of adamw (default: 0.9 0.98)")
     add("--eps", type=float, help="of adamw (default: 1e-6)")
