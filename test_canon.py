@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import xml.etree.ElementTree
 import zipfile
 from collections import Counter, defaultdict
@@ -100,6 +101,13 @@ from kernels import causal_conv, causal_conv_reference, relative_error, value_an
 from tasks import Document, make_task
 
 parametrize = pytest.mark.parametrize
+warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)  # exercise1 to exercise13
+
+
+def exercise(number, points):
+    """Above a test: it belongs to this exercise of the assignment, and is worth so many points.
+    `pytest -m exercise4` runs the tests of exercise 4."""
+    return getattr(pytest.mark, f"exercise{number}")(points=points)
 
 
 @pytest.fixture(autouse=True)
