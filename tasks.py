@@ -34,6 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from canon_gpt import Refused
+
 # ---- 1. A task -------------------------------------------------------------
 #
 # A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
@@ -239,7 +241,7 @@ def share(outcomes):
 
 def require(ok, field, value, reason):
     if not ok:
-        raise ValueError(f"{field} = {value!r}: {reason}")
+        raise Refused(f"{field} = {value!r}: {reason}")
 
 
 def require_range(field, value, least, most=10**6):  # more than a million can only be a slip
