@@ -1079,12 +1079,7 @@ FILLERS = 50  # the different words that wordings are made of
 
 
 class Capo(Task):
-    units = {
-        "names": "share",
-        "facts": "share",
-        "bits": "bits",
-        "bits/param": "bits per parameter",
-    }
+    units = {"names": "share", "facts": "share", "bits": "bits", "bits/param": "bits per parameter"}
 
     def __init__(self, N=2000, exposures=100, block_size=139):
         super().__init__(block_size)
@@ -1263,22 +1258,23 @@ class Text(Task):
     def sha256(self):
         return hashlib.sha256(self.data).hexdigest()
 
-    def window(self, start):
-        """block_size + 1 tokens of the text, int64."""
-        data = self.data[start : start + self.block_size + 1]
-        return 1 + np.frombuffer(data, dtype=np.uint8).astype(np.int64)  # 0 is padding
+    def windows(self, starts):
+        """The windows that begin at these bytes: tokens, (windows, block_size + 1) int64."""
+        data = np.frombuffer(self.data, dtype=np.uint8)
+        rows = [data[start : start + self.block_size + 1] for start in starts]
+        return 1 + np.stack(rows).astype(np.int64)  # 0 is padding
 
     def batch(self, seed, step, batch_size):
         """Windows from anywhere in the text but the blocks that are held out."""
         rng = np.random.default_rng([seed, TRAIN, step])
-        windows = []
-        while len(windows) < batch_size:
+        starts = []
+        while len(starts) < batch_size:
             start = int(rng.integers(0, self.size - self.block_size))
             end = start + self.block_size  # its last byte
             # A window is shorter than a block, so it meets no other blocks than its ends do.
             if not (self.is_held_out(start) or self.is_held_out(end)):
-                windows.append(self.window(start))
-        tokens = np.stack(windows)
+                starts.append(start)
+        tokens = self.windows(starts)
         return tokens, np.ones_like(tokens, dtype=bool)
 
     def is_held_out(self, place):
@@ -1304,7 +1300,7 @@ class Text(Task):
         spread over the text; there may be fewer than n."""
         starts = self.held_out_starts()
         chosen = np.linspace(0, len(starts) - 1, min(n, len(starts))).astype(int)
-        windows = np.stack([self.window(starts[i]) for i in chosen])
+        windows = self.windows([starts[i] for i in chosen])
         nats = []
         for rows in torch.from_numpy(windows).to(device_of(model)).split(ROWS):
             logits, _ = model(rows[:, :-1])
@@ -1319,8 +1315,7 @@ class Text(Task):
     def documents(self, rng, count):
         """Windows that are held out, to look at."""
         starts = self.held_out_starts()
-        for i in rng.integers(0, len(starts), count).tolist():
-            tokens = self.window(starts[i]).tolist()
+        for tokens in self.windows(rng.choice(starts, count)).tolist():
             yield Document(tokens, [(0, len(tokens))])
 
     def answer_spans(self, document):
