@@ -1319,7 +1319,8 @@ class Count(tasks.Task):
 
     def documents(self, rng, count):
         for n in rng.integers(1, 4, count).tolist():
-            yield Document([4, n] + [n] * n, [(0, n + 2)])
+            tokens = [4] + [n for _ in range(n + 1)]
+            yield Document(tokens, [(0, len(tokens))])
 
 
 def test_documents_are_enough_to_train_and_to_score():
@@ -1511,17 +1512,14 @@ def scores_if(task, is_right):
     answer's last token only if is_right(the words before <ans>)."""
 
     def right_tokens(model, texts):
-        longest = max(len(text) for text in texts)
-        right = np.zeros((len(texts), longest), dtype=bool)
+        right = np.zeros((len(texts), max(map(len, texts))), dtype=bool)
         for row, text in zip(right, texts):
             words = [task.vocabulary[token] for token in text]
-            for ans, word in enumerate(words):
-                if word == "<ans>":
-                    end = ans + 1
-                    while end < len(words) and not words[end].startswith("<"):
-                        end += 1
-                    row[ans + 1 : end] = True
-                    row[end - 1] = is_right(words[:ans])
+            for place, word in enumerate(words):
+                if word.startswith("<"):
+                    in_answer, before = word == "<ans>", words[:place]
+                elif in_answer:
+                    row[place] = word.endswith(".") or is_right(before)
         return right
 
     task.right_tokens = right_tokens
