@@ -20,6 +20,7 @@ import statistics
 import textwrap
 from collections import Counter
 from glob import glob
+from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
@@ -109,8 +110,10 @@ def model_name(model):
     "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution,
     in the place of Canon-B. Without Canon, such a model is "GDN (conv)".
     """
+    position = POSITION_NAMES.get(model["pos"], model["pos"])
+    names = {**MIXER_NAMES, "attention": position}  # attention goes by its positions
     mixers = model["mixer"].split(",")  # a hybrid has several
-    name = "/".join(layer_name(mixer, model["pos"]) for mixer in mixers)
+    name = "/".join(names.get(mixer, mixer) for mixer in mixers)
     points = model["canon"].upper()
     conv_is_b = model["short_conv"] and points != "" and "B" not in points
     if points:
@@ -134,16 +137,6 @@ def model_name(model):
     if variants:
         name += f" ({', '.join(variants)})"
     return name
-
-
-def layer_name(mixer, pos):
-    """What a layer of this mixer is called. Attention goes by its positions."""
-    position = POSITION_NAMES.get(pos, pos)
-    if mixer == "attention":
-        return position
-    if mixer in MIXER_NAMES or pos == "nope":
-        return MIXER_NAMES.get(mixer, mixer)
-    return f"{mixer}-{position}"  # a mixer of your own that attends
 
 
 def group(runs):
@@ -200,10 +193,7 @@ def kind_of(run):
 
 
 def all_runs(groups):
-    found = []
-    for runs in groups.values():
-        found += runs
-    return found
+    return list(chain.from_iterable(groups.values()))
 
 
 def score_names(groups):
@@ -239,11 +229,8 @@ def values_by_step(run, score):
 
 def last_scores(runs, score):
     """Each run's last value; runs without this score are left out."""
-    found = []
-    for run in runs:
-        values = list(values_by_step(run, score).values())
-        found += values[-1:]
-    return found
+    values = [list(values_by_step(run, score).values()) for run in runs]
+    return [its_values[-1] for its_values in values if its_values]
 
 
 def table(groups, scores=None):
@@ -275,7 +262,7 @@ def markdown(rows):
 GREY, ORANGE = "#808080", "#e8590c"
 MIXER_COLOURS = {"mamba2": "C0", "gla": "C2", "gdn": "C4"}
 OTHER_COLOUR = "C5"  # hybrids, and mixers of your own
-MARKERS = ".os^Dv"  # models of one colour and dash differ in these; a dot is as thick as its line
+MARKERS = ["", "o", "s", "^", "D", "v"]  # models that share colour and dashes differ in these
 WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Brevo
 
 matplotlib.rc("font", size=11)
@@ -349,12 +336,16 @@ def draw_curves(axis, groups, score):
         for run in runs:
             curve = values_by_step(run, score)
             thin = {**look_of[name], "lw": 0.9, "alpha": 0.5, "marker": ""}
-            axis.plot(list(curve), list(curve.values()), **thin)
+            (single,) = axis.plot(list(curve), list(curve.values()), **thin)
         curve = median_curve(runs, score)
         above = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
-        thick = {**look_of[name], "lw": 2.6, "mew": 0, "markevery": 0.12, "zorder": above}
+        thick = {**look_of[name], "lw": 2.6, "markevery": 0.12, "zorder": above}
+        if len(curve) == 1:
+            thick["marker"] = "o"  # a line of one point would not be seen
         (legend[name],) = axis.plot(list(curve), list(curve.values()), **thick)
         last_values += list(curve.values())[-1:]
+    if len(all_runs(groups)) > len(groups):
+        legend["single seed"] = single
     chance = chance_of(groups, score)
     if chance is not None:
         legend["chance"] = axis.axhline(chance, color=GREY, ls=":", lw=1)
@@ -473,7 +464,7 @@ def inside(folder, title=None):
     sharpest = sorted(maps, key=sharpness.get, reverse=True)[:4]
 
     name = Path(folder).resolve().name
-    title = title or f"{name}: where its heads look, to write each next token"
+    title = title or f"{name}: where its heads look"
     figure, axes = make_grid(len(sharpest), title, per_row=2, height=0.8 + 0.2 * len(rows))
     for axis, (layer, head) in zip(axes, sharpest):
         axis.imshow(maps[layer, head].numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
