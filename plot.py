@@ -356,7 +356,7 @@ def draw_curves(axis, groups, score):
     if unit == "share":
         axis.set_ylim(-0.02, 1.02)  # a thick line at 0 or 100% is seen whole
         axis.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    elif unit == "bits per byte":  # they start at 8: show only the range where they end
+    elif unit == "bits per byte" and last_values:  # from 8 on: show only where they end
         axis.set_ylim(0.9 * min(last_values), 1.2 * max(last_values))
         axis.set_ylabel("fewer are better")
     else:
@@ -393,7 +393,7 @@ def draw_bars(axis, groups, score):
     if chance is not None:
         legend["chance"] = axis.axvline(chance, color=GREY, ls=":", lw=1)
     axis.set_yticks(range(len(groups)), list(groups))  # the models' names
-    axis.tick_params(axis="y", length=0, labelleft=axis.get_subplotspec().is_first_col())
+    axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())
     axis.set_ylim(len(groups) - 0.4, -0.6)  # upside down: row 0 is at the top
     axis.locator_params(axis="x", nbins=2)
     if unit == "share":
