@@ -3628,10 +3628,6 @@ def write_toy_run(folder, run, final=True):
     (folder / "metrics.jsonl").write_text(log)
 
 
-def write_run(run):
-    write_toy_run(Path("out", run["run"]), run, final=run["seconds"] is not None)
-
-
 def test_runs_are_read_packed_and_read_again(here):
     """Once each. Figures, and runs that have no scores yet, are left out."""
     finished, training = toy_run((0.2,), (0.4,)), toy_run((0.3,), seed=1)
