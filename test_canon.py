@@ -2646,7 +2646,7 @@ def test_a_terminal_without_check_marks_shows_the_rest(here):
 
 
 def toy_run(*values, name="toy", seed=0, lr=0.01, unit="share", chance=None, **model):
-    """A run as runs.py reads it. values: of its scores k=1, k=2 .. after 10, 20 .. steps."""
+    """A run as plot.py reads it. values: of its scores k=1, k=2 .. after 10, 20 .. steps."""
     evals = []
     for number, scores in enumerate(values, 1):
         by_name = {f"k={k}": value for k, value in enumerate(scores, 1)}
@@ -2675,38 +2675,25 @@ def write_toy_run(folder, run, final=True):
     (folder / "config.json").write_text(json.dumps(config))
     lines = list(run["evals"])
     if final:
-        lines.append({"final": True, "seconds": 3.0})
+        lines.append({**lines[-1], "final": True, "seconds": 3.0})
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log)
 
 
-def write_run(run):
-    write_toy_run(Path("out", run["run"]), run, final=run["seconds"] is not None)
-
-
-def write_untrained_model(folder, **model):
-    """A run of Copy whose checkpoint holds a model as it starts. Returns task and model."""
-    task = make_task("copy", N=4, block_size=9)
-    sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
-    config = Config(**sizes, n_head=2, d_model=16, **model)
-    about = {
-        "run": Path(folder).name,
-        "task": task.settings,
-        "model": vars(config),
-        "training": {"steps": 1, "batch_size": 4},
-        "dtype": "float32",
-        "seed": 0,
-        "eval_size": 8,
-        "preset": "nano",
-    }
-    untrained = CanonGPT(config)
-    run = run_folders.Run(folder, about)
-    optimizer = torch.optim.AdamW(untrained.parameters())
-    run.save({"model": untrained, "optimizer": optimizer}, step=0, seconds=0.0)
-    return task, untrained
-
-
-# What a run is called
+def test_runs_are_read_packed_and_read_again(here):
+    """Once each. Figures, and runs that have no scores yet, are left out."""
+    finished, training = toy_run((0.2,), (0.4,)), toy_run((0.3,), seed=1)
+    training["seconds"] = None
+    write_toy_run("out/a", finished)
+    write_toy_run("out/b", training, final=False)
+    write_toy_run("out/not_begun", toy_run(), final=False)
+    Path("out/figure.png").touch()
+    with open("out/b/metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "ev')  # half a line, as while it trains
+    runs = plot.read_runs(sorted(Path("out").iterdir()))
+    assert runs == [finished, training]
+    plot.pack(runs, "packed.json")
+    assert plot.read_runs(["packed.json", "out/a"]) == runs
 
 
 MODEL_NAMES = {
@@ -2733,181 +2720,51 @@ def test_models_are_named_as_in_the_paper(name):
     assert plot.model_name(model) == name
 
 
-def test_groups_are_ordered_by_meaning():
+def test_groups_are_recipes_in_drawing_order():
+    """Their labels say how recipes differ. Of one recipe and seed the later run counts."""
     nope, canon = {"pos": "nope"}, {"canon": "abcd"}
-    models = [{"mixer": "gla"}, {**nope, **canon}, nope, canon, {}, {"canon": "d"}]
-    runs = []
-    for seed in (1, 0):
-        for model in models:
-            part = model.get("mixer", model.get("pos", "rope"))
-            name = f"depo1_nano_{part}_{model.get('canon', 'bare')}_s{seed}"
-            runs.append(toy_run((0.5,), name=name, seed=seed, **model))
-    groups = plot.group(runs)
-    rope = ["RoPE", "RoPE + Canon-D", "RoPE + Canon-ABCD"]  # by how many points have Canon
-    assert list(groups) == [*rope, "NoPE", "NoPE + Canon-ABCD", "GLA"]
-    assert [run["seed"] for run in groups["GLA"]] == [0, 1]
+    models = [{"mixer": "gla"}, {**nope, **canon}, nope, canon, {"n_layer": 2}, {}, {}]
+    runs = [toy_run((number / 10,), **model) for number, model in enumerate(models)]
+    groups = plot.group([toy_run((0.7,), seed=1), *runs])
+    last = {label: plot.last_scores(members, "k=1") for label, members in groups.items()}
+    assert list(last.items()) == [
+        ("RoPE, n_layer 2", [0.4]),
+        ("RoPE, n_layer 12", [0.6, 0.7]),
+        ("RoPE + Canon-ABCD", [0.3]),
+        ("NoPE", [0.2]),
+        ("NoPE + Canon-ABCD", [0.1]),
+        ("GLA", [0.0]),
+    ]
 
 
-def test_no_two_recipes_share_a_label():
-    """Of one recipe and seed the later run counts; where recipes differ, their labels say how."""
-    older, newer = toy_run((0.1,)), toy_run((0.2,))
-    assert plot.group([older, newer]) == {"RoPE": [newer]}
-    deeper = toy_run((0.3,), n_layer=2)
-    faster = toy_run((0.4,), lr=0.1)
-    canon = toy_run((0.5,), canon="abcd")
-    groups = plot.group([older, newer, faster, deeper, canon])
-    values = {label: plot.last_scores(runs, "k=1") for label, runs in groups.items()}
-    assert values == {
-        "RoPE, n_layer 12, lr 0.01": [0.2],
-        "RoPE, n_layer 12, lr 0.1": [0.4],
-        "RoPE, n_layer 2, lr 0.01": [0.3],
-        "RoPE + Canon-ABCD": [0.5],
-    }
+@parametrize("unit, texts", [("share", ["20%, 90%", "50%"]), ("nats", ["0.200, 0.900", "0.500"])])
+def test_a_table_has_every_seed(unit, texts):
+    two = [toy_run((0.2,), unit=unit), toy_run((0.9,), unit=unit, seed=1)]
+    one = [toy_run((0.1, 0.4), (0.5, 0.3), unit="share")]
+    rows = plot.table({"without": two, "with": one}, ["k=1"]).splitlines()
+    assert rows[0] == "| model | runs | k=1 |"
+    assert rows[2] == f"| without | seeds 0, 1 | {texts[0]} |"
+    assert rows[3] == f"| with | seed 0 | {texts[1]} |"
 
 
-def test_a_label_names_the_size_of_the_task_where_any_two_runs_differ():
-    """Also of models that no other run shares."""
-    smaller, larger, other = toy_run((0.1,)), toy_run((0.2,)), toy_run((0.3,), pos="nope")
-    larger["task"]["N"] = 9
-    labels = set(plot.group([smaller, larger, other]))
-    assert labels == {"RoPE, N 6", "RoPE, N 9", "NoPE, N 6"}
-
-
-# Figures
-
-
-def drawn_lines(axis):
-    """The lines that show runs or medians, as lists of their values."""
-    return [list(line.get_ydata()) for line in axis.lines]
-
-
-def drawn_texts(axis):
-    return [text.get_text() for text in axis.texts]
-
-
-def test_curves_show_each_run_and_the_median():
+def test_curves_are_runs_and_their_median():
     """The median goes as far as all seeds have come."""
     groups = {
-        "without": [toy_run((0.2,), (0.4,), (0.5,)), toy_run((0.4,), (0.8,), seed=1)],
-        "with": [toy_run((0.9, 0.7), (0.95, 0.8), canon="abcd", pos="nope")],
+        "without": [
+            toy_run((0.2,), (0.4,), (0.5,), chance=0.25),
+            toy_run((0.4,), (0.8,), seed=1, chance=0.25),
+        ],
+        "with": [toy_run((0.9, 0.7), (0.95, 0.8), canon="abcd", chance=0.25)],
     }
-    figure = plot.curves(groups, title="What was found " * 9)
+    figure = plot.curves(groups, headings={"k=2": "two"})
     first, second = figure.axes
-    assert [axis.get_title("left") for axis in figure.axes] == ["1 hop", "2 hops"]
-    seeds, median = [[0.2, 0.4, 0.5], [0.4, 0.8]], [0.3, 0.6]
-    expected = [*seeds, median, [0.9, 0.95], [0.9, 0.95]]
-    for values, line in zip(expected, drawn_lines(first), strict=True):
-        assert values == pytest.approx(line)
-    assert drawn_lines(second)[-2:] == [[0.7, 0.8], [0.7, 0.8]]  # the others have no k=2
-    # Each line is named once, at the right.
-    assert drawn_texts(first) == ["without"] and drawn_texts(second) == ["with"]
-    assert "\n" in figure.get_suptitle()
-    assert "1 to 2 seeds each" in figure.get_supxlabel()
-
-
-def test_the_grammar_of_figures():
-    """Grey without Canon, orange with; dashed without positions; markers where both are equal."""
-    models = {
-        "RoPE": {},
-        "NoPE": {"pos": "nope"},
-        "RoPE + Canon": {"canon": "abcd"},
-        "NoPE + Canon": {"pos": "nope", "canon": "a"},
-        "two layers": {"n_layer": 2},
-        "GLA": {"mixer": "gla"},
-        "GLA + Canon": {"mixer": "gla", "canon": "abcd"},
-        "GDN": {"mixer": "gdn"},
-    }
-    groups = {name: [toy_run((0.5,), **model)] for name, model in models.items()}
-    looks = plot.looks(groups)
-    assert len(set(looks.values())) == len(models)
-    grey, orange = looks["RoPE"].colour, looks["RoPE + Canon"].colour
-    assert len(set(grey)) == 1 and len(set(orange)) == 3
-    assert looks["NoPE"].colour == grey and looks["NoPE + Canon"].colour == orange
-    assert looks["RoPE"].dash == looks["RoPE + Canon"].dash == "-"
-    assert looks["NoPE"].dash == looks["NoPE + Canon"].dash == "--"
-    assert looks["two layers"] == (grey, "-", "o")
-    assert looks["GLA"].marker != looks["GLA + Canon"].marker
-    assert min(looks["GLA"].colour) > min(looks["GLA + Canon"].colour)  # paler
-    hues = {looks[name].colour for name in ("RoPE", "RoPE + Canon", "GLA + Canon", "GDN")}
-    assert len(hues) == 4
-
-
-def test_names_at_the_ends_of_lines_do_not_overlap():
-    """Nor do they lie on the axes, where the dots are."""
-    groups = {}
-    for number in range(10):
-        groups[f"model {number}"] = [toy_run((0.1,), (number // 5,), chance=0.2)]
-    figure = plot.curves(groups)
-    (axis,) = figure.axes
-    figure.draw_without_rendering()
-    # An Annotation's own extent takes in the line that leads to it; a Text's is the text alone.
-    boxes = [plot.matplotlib.text.Text.get_window_extent(text) for text in axis.texts]
-    for one, other in combinations(boxes, 2):
-        assert not one.overlaps(other)
-    assert min(box.x0 for box in boxes) > axis.get_window_extent().x1
-    heights = [box.y0 for box in boxes]
-    names = [text.get_text().split()[-1] for text in axis.texts]
-    from_the_top = sorted(names, key=lambda name: -heights[names.index(name)])
-    assert from_the_top == ["5", "6", "7", "8", "9", "chance", "0", "1", "2", "3", "4"]
-
-
-def test_spread_keeps_a_gap_and_moves_little():
-    assert plot.spread([0.9, 0.5, 0.1], gap=0.1) == [0.9, 0.5, 0.1]
-    assert plot.spread([1, 1, 0.5], gap=0.2) == pytest.approx([1, 0.8, 0.5])
-    assert plot.spread([0.5, 0, 0], gap=0.2) == pytest.approx([0.5, 0.2, 0])
-    assert plot.spread([], gap=0.2) == []
-
-
-def test_chance_is_drawn_where_all_runs_agree():
-    def has_chance(*chances, unit="share"):
-        runs = [toy_run((0.5,), chance=chance, unit=unit) for chance in chances]
-        return [
-            "chance" in drawn_texts(draw({"RoPE": runs}).axes[0])
-            for draw in (plot.curves, plot.bars)
-        ]
-
-    assert has_chance(0.2, 0.2) == [True, True]
-    assert has_chance(0.2, 0.25) == [False, False]
-    assert has_chance(None) == [False, False]
-    assert has_chance(0.2, unit="nats") == [False, False]
-
-
-def test_curves_of_text_show_where_models_differ():
-    """Not the fall from 8 bits per byte, which dwarfs the differences."""
-    runs = []
-    for values in ((7.5, 2.0), (6.0, 1.0)):
-        run = toy_run(canon="a" if values[1] < 2 else "")
-        run["evals"] = [{"step": i, "eval": {"bits per byte": v}} for i, v in enumerate(values, 1)]
-        run["units"] = {"bits per byte": "bits per byte"}
-        runs.append(run)
-    (axis,) = plot.curves({"without": runs[:1], "with": runs[1:]}).axes
-    assert axis.get_ylim() == pytest.approx((0.9, 2.4))
-    assert all(line.get_clip_on() for line in axis.lines)
-    assert "fewer are better" in axis.get_title("left")
-
-
-def test_nothing_guesses_a_unit_from_a_value():
-    in_nats = {"RoPE": [toy_run((0.98,), unit="nats")]}
-    of_ones_own = {"RoPE": [toy_run((0.98,), unit="apples")]}
-    shares = {"RoPE": [toy_run((0.98,))]}
-    assert plot.table(in_nats).splitlines()[-1] == "| RoPE | 0 | 0.980 |"
-    assert plot.table(of_ones_own).splitlines()[-1] == "| RoPE | 0 | 0.98 |"
-    assert plot.table(shares).splitlines()[-1] == "| RoPE | 0 | 98% |"
-    assert plot.curves(in_nats).axes[0].get_ylabel() == "nats"
-    assert drawn_texts(plot.bars(in_nats).axes[0]) == ["0.980"]
-    # Shares run from 0 to 100%, whatever the values.
-    axis = plot.curves(shares).axes[0]
-    assert axis.get_ylim() == pytest.approx((0, 1), abs=0.05)
-    assert axis.yaxis.get_major_formatter()(0.5) == "50%"
-
-
-def test_a_table_names_each_seed_once():
-    """Also where a group has runs of several tasks."""
-    depo = [toy_run((0.5,), seed=seed) for seed in (0, 1)]
-    mano = {**toy_run(), "task": {"name": "mano"}, "evals": [{"step": 10, "eval": {"l=1": 0.25}}]}
-    rows = plot.table({"RoPE": [*depo, mano]}).splitlines()
-    assert rows[0] == "|  | seeds | k=1 | l=1 |"
-    assert rows[2] == "| RoPE | 0, 1 | 50%, 50% | 0.25 |"  # l=1 has no unit here
+    drawn = [list(line.get_ydata()) for line in first.lines]
+    runs, medians = [[0.2, 0.4, 0.5], [0.4, 0.8]], [0.3, 0.6]
+    assert drawn[:2] == runs and drawn[2] == pytest.approx(medians)
+    assert drawn[3:] == [[0.9, 0.95], [0.9, 0.95], [0.25, 0.25]]
+    assert second.get_title("left") == "two"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["without", "with", "single seed", "chance"]
 
 
 def test_bars_are_medians_and_dots_are_runs():
@@ -2916,33 +2773,8 @@ def test_bars_are_medians_and_dots_are_runs():
     first, second = plot.bars(groups).axes
     assert [bar.get_width() for bar in first.patches] == [0.3, 1.0]
     assert [list(line.get_xdata()) for line in first.lines] == [[0.2, 0.9, 0.3], [1.0]]
-    assert [label.get_text() for label in first.get_yticklabels()] == ["without", "with"]
-    assert drawn_texts(first) == ["30%", "100%"] and drawn_texts(second) == ["50%"]
-
-
-def test_dots_show_how_far_each_run_gets():
-    groups = {
-        "without": [toy_run((0,), seed=seed) for seed in range(12)],
-        "with": [toy_run((value,), seed=seed, canon="a") for seed, value in enumerate((4, 1, 4))],
-    }
-    columns = {0: "none", 1: "1 hop", 4: "4 hops"}
-    text = {"edges": "a b , b a ,", "answer": "a"}
-    figure = plot.dots(groups, "k=1", columns, "Found", beside=text)
-    left, right = figure.axes
-    assert drawn_texts(left) == ["edges", "a b , b a ,", "answer", "a"]
-    assert [label.get_text() for label in right.get_xticklabels()] == list(columns.values())
-    places = []
-    for line in right.lines:
-        if line.get_marker() == "o":
-            dots = np.column_stack(line.get_data())
-            assert len({tuple(dot) for dot in np.round(dots, 3)}) == len(dots)  # none on another
-            places += [tuple(dot) for dot in np.round(dots).astype(int)]
-    assert Counter(places) == {(0, 0): 12, (2, 1): 2, (1, 1): 1}  # (column, row)
-    with pytest.raises(ValueError, match="with: k=1 = 4: the columns are"):
-        plot.dots(groups, "k=1", {0: "none", 1: "1 hop"})
-
-
-# Inside a model
+    assert [text.get_text() for text in first.texts] == ["30%", "100%"]
+    assert [text.get_text() for text in second.texts] == ["50%"]
 
 
 def weights_by_hand(block, x):
@@ -2975,127 +2807,35 @@ def test_attention_maps_are_the_weights_of_attention():
         x = block(x)
 
 
-def test_inside_draws_the_sharpest_heads_and_the_canon_weights(here, monkeypatch):
-    task, model = write_untrained_model("run", n_layer=3, pos="nope", canon="ad")
-    (document,) = task.documents(default_rng([0, tasks.SAMPLES]), 1)
-    assert len(document.tokens) == 10  # <bos>, four numbers, <query>, four numbers
-    maps = plot.attention_maps(model, document.tokens[:-1])
-    sharpness = {place: weights[5:9].max(dim=1).values.mean() for place, weights in maps.items()}
-    assert max(sharpness.values()) < 0.5  # then only the sharpest is drawn
-    layer, head = max(sharpness, key=sharpness.get)
-    axis, canon = plot.inside(Path("run")).axes
-    assert axis.get_title("left") == f"layer {layer}, head {head}"
-    assert np.allclose(axis.images[0].get_array(), maps[layer, head][5:9], atol=1e-6)
-    places = [label.get_text() for label in canon.get_xticklabels()]
-    assert places == ["1A", "1D", "2A", "2D", "3A", "3D"]
-    sizes = model.blocks[1].mlp.canon_d.weight.detach().abs().mean(dim=1)
-    assert np.allclose(canon.images[0].get_array()[:, 3], sizes)
-
-    sharp = torch.eye(9)
-    some_sharp = {(1, 1): sharp, (1, 2): maps[1, 2], (2, 1): sharp}
-    monkeypatch.setattr(plot, "attention_maps", lambda model, tokens: some_sharp)
-    *heads, _ = plot.inside(Path("run")).axes
-    titles = [axis.get_title("left") for axis in heads]
-    assert titles == ["layer 1, head 1", "layer 2, head 1"]
-    monkeypatch.setattr(plot, "attention_maps", lambda *_: {(1, h): sharp for h in range(1, 8)})
-    assert len(plot.inside(Path("run")).axes) == 5 + 1
+def test_inside_draws_the_sharpest_heads_first(monkeypatch):
+    """To write the four numbers of the list, after <bos>, the list and <query>."""
+    task = make_task("copy", N=4, block_size=9)
+    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=3, n_head=2, d_model=16))
+    monkeypatch.setattr(plot, "load_model", lambda folder: (task, model))
+    blurred = torch.ones(9, 9).tril() / torch.arange(1, 10).unsqueeze(1)
+    maps = {(1, 1): blurred, (2, 2): torch.eye(9)}
+    monkeypatch.setattr(plot, "attention_maps", lambda model, tokens: maps)
+    sharp, other = plot.inside("run").axes
+    assert sharp.get_title("left") == "layer 2, head 2: 100% on one token"
+    assert other.get_title("left").startswith("layer 1, head 1: ")
+    assert np.array_equal(sharp.images[0].get_array(), maps[2, 2][5:9])
 
 
-def test_the_last_hop_ends_at_the_answer(monkeypatch):
-    """Attention that knows the answer: from each token to where the same name stands as the second
-    of an edge, two tokens later than the token that it is for."""
-    task = make_task("depo0", N=5, K=2)
-
-    def maps_that_know(model, tokens):
-        T = len(tokens)
-        found = {}
-        for head, ahead in ((1, 2), (2, 1)):  # head 1 knows two tokens ahead, head 2 one
-            weights = torch.zeros(T, T)
-            for t in range(T - ahead):
-                for place in range(2, 16, 3):  # <bos>, then "x y ," for five edges
-                    weights[t, place] = float(tokens[place] == tokens[t + ahead])
-            found[1, head] = weights
-        return found
-
-    monkeypatch.setattr(plot, "attention_maps", maps_that_know)
-    hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
-    model = SimpleNamespace(config=SimpleNamespace(has_attention=True))
-    shares = hops["attention_to_hops"](task, model)
-    # The last answer of each instance is cut off, so one of five questions is not seen.
-    assert_close(shares["the question's node"]["1.1"], torch.tensor([0.0, 0.8]))
-    assert_close(shares["<ans>"]["1.2"], torch.tensor([0.0, 0.8]))
-
-
-def test_layers_are_switched_off_and_on_again(monkeypatch):
-    """One hop needs the first of four layers, two hops need the second and one of the others."""
-    task = make_task("depo0", N=5, K=2)
-    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=4, n_head=2, d_model=16))
-    outs = [block.mixer.out.weight for block in model.blocks]
-
-    def scores(model, seed, n):
-        first, second, third, fourth = (bool(out.any()) for out in outs)
-        return {"k=1": float(first), "k=2": float(second and (third or fourth))}
-
-    monkeypatch.setattr(task, "evaluate", scores)
-    hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
-    right = hops["right_without_layers"](task, model)
-    want = {
-        "nothing": [1, 1],
-        "layer 1": [0, 1],
-        "layer 2": [1, 0],
-        "layer 3": [1, 1],
-        "layer 4": [1, 1],
-        "layers 1, 3, 4": [0, 0],
-    }
-    assert {off: shares.tolist() for off, shares in right.items()} == want
-    assert all(out.any() for out in outs) and task.scored == [1, 2]
-
-
-# The command line
-
-
-def test_runs_are_drawn_and_packed(here, ends, capsys):
-    for seed in (0, 1):
-        without = toy_run((0.2, 0.1), (0.4 + seed / 10, 0.2), seed=seed)
-        write_toy_run(f"out/depo1_nano_rope_bare_s{seed}", without)
-        with_canon = toy_run((0.8, 0.4), seed=seed, canon="abcd")
-        write_toy_run(
-            f"out/depo1_nano_rope_abcd_s{seed}",
-            with_canon,
-            final=seed == 0,
-        )
-    write_toy_run("out/not_begun", toy_run(), final=False)
-    Path("out/empty").mkdir()
-    Path("out/depo1_nano.png").touch()
-    with open("out/depo1_nano_rope_bare_s0/metrics.jsonl", "a") as file:
-        file.write('{"step": 30, "ev')  # half a line, as while it trains
-
-    plot.main([*map(str, Path("out").iterdir()), "--save", "packed.json"])
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    first, _, head, _, *rows = printed.out.splitlines()
-    assert first == "out/depo1_nano.png (replaced)"
-    assert head == "|  | seeds | k=1 | k=2 |"
-    assert rows[0] == "| RoPE | 0, 1 | 40%, 50% | 20%, 20% |"
-    assert rows[1] == "| RoPE + Canon-ABCD (still training) | 0, 1 | 80%, 80% | 40%, 40% |"
-    assert Path("out/depo1_nano.png").stat().st_size > 10_000
-
-    plot.main(["packed.json", "--out", "again"])
-    again = capsys.readouterr().out.splitlines()
-    assert again[0] == "again/depo1_nano.png" and again[1:] == printed.out.splitlines()[1:]
-
-
-def test_what_cannot_be_drawn_ends_with_one_line(here, ends, capsys):
-    write_toy_run("no_scores", {**toy_run(), "evals": [{"step": 10, "eval": {}}]})
-    write_toy_run("preset", {**toy_run((0.5,)), "preset": 5})
-    Path("no_runs.json").write_text('{"runs": 5}')
-    ends(["no_scores"], "no scores yet", main=plot.main)
-    ends(["preset"], "preset", main=plot.main)
-    ends(["no_runs.json"], "no_runs.json", main=plot.main)
-    ends(["missing"], "missing does not exist", main=plot.main)
-    ends([], "the following arguments are required", main=plot.main)
-    ends(["--inside", "preset", "--save", "x.json"], "--save: packs", main=plot.main)
-    ends(["preset", "--program", "none.py"], main=plot.main)
+def test_plot_draws_each_size_in_a_figure_of_its_own(here, capsys):
+    """From folders, which it finds by their pattern, and from the file that it packed."""
+    smaller = [toy_run((0.2,)), toy_run((0.8,), canon="abcd")]
+    larger = [toy_run((0.1,), n_layer=layers) for layers in range(1, 12)]  # too many for curves
+    for run in larger:
+        run["task"] = {"name": "depo1", "N": 9}
+    for number, run in enumerate(smaller + larger):
+        write_toy_run(f"out/{number}", run)
+    plot.main(["out/*", "--save", "packed.json"])
+    printed = capsys.readouterr().out
+    plot.main(["packed.json"])
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(printed.splitlines())
+    assert "| RoPE + Canon-ABCD | seed 0 | 80% |" in printed
+    for name in ("out/depo1_nano_N=6.png", "out/depo1_nano_N=9.png"):
+        assert name in printed and Path(name).stat().st_size > 10_000
 
 
 OWN_MIXER = """
@@ -3108,30 +2848,39 @@ MIXERS["mine"] = Mine
 """
 
 
-def test_inside_skips_what_it_cannot_draw(here, ends, capsys):
-    write_untrained_model("out/attention", n_layer=1)
-    write_untrained_model("out/gla", n_layer=1, mixer="gla")
-    write_toy_run("out/no_checkpoint", toy_run((0.5,)))
-    Path("out/figure.png").touch()
-    plot.main(["--inside", *sorted(map(str, Path("out").iterdir()))])
-    printed = capsys.readouterr()
-    assert printed.out == "out/attention_inside.png\n"
-    assert Path("out/attention_inside.png").stat().st_size > 10_000
-    gla, no_checkpoint = printed.err.splitlines()
-    assert gla == "plot.py: out/gla: its mixer, gla, has no attention to draw"
-    assert no_checkpoint.startswith("plot.py: out/no_checkpoint")
-    ends(["--inside", "out/gla"], "no attention", main=plot.main)
-
-
-def test_program_registers_a_mixer_first(here, ends, capsys, monkeypatch):
+def test_plot_draws_the_inside_of_a_model_of_ones_own(here, capsys, monkeypatch):
     monkeypatch.setattr(canon_gpt, "MIXERS", dict(canon_gpt.MIXERS))  # restored at the end
     Path("mine.py").write_text(OWN_MIXER)
-    runpy.run_path("mine.py")
-    write_untrained_model("run", n_layer=1, mixer="mine")
+    sample.register("mine.py")
+    flags = "--task copy --preset nano --N 4 --block-size 9 --steps 1 --device cpu --workers 0"
+    train.main([*flags.split(), "--no-compile", "--mixer", "mine", "--out", "run"])
     del canon_gpt.MIXERS["mine"]
-    ends(["--inside", "run"], "run", main=plot.main)
+    capsys.readouterr()
     plot.main(["--inside", "run", "--program", "mine.py", "--out", "."])
     assert capsys.readouterr().out == "run_inside.png\n"
+
+
+NOT_DRAWN = {
+    "no scores yet": ["begun"],
+    "damaged": ["damaged"],
+    "no_runs.json": ["no_runs.json"],
+    "missing": ["missing"],
+    "gone": ["--inside", "gone"],
+}
+
+
+@parametrize("word", NOT_DRAWN)
+def test_what_cannot_be_drawn_ends_with_one_line(word, here, capsys):
+    write_toy_run("begun", toy_run(), final=False)
+    write_toy_run("damaged", toy_run((0.5,)))
+    Path("damaged/metrics.jsonl").write_text("{\n")
+    Path("no_runs.json").write_text('{"runs": 5}')
+    with pytest.raises(SystemExit) as stopped:
+        plot.main(NOT_DRAWN[word])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2 and not printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith("plot.py: ") and word in line
 
 
 # ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
