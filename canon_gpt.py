@@ -98,11 +98,11 @@ class Config:
             self.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
         if self.mlp == "none" and re.search("[cd]", self.canon):
             self.refuse("canon", "points c and d are at the MLP, and mlp is none")
-        if self.canon == "":
-            for field in ("type", "kernel", "residual", "silu", "frozen"):
-                field = f"canon_{field}"
-                if getattr(self, field) != getattr(Config, field):  # its default
-                    self.refuse(field, "it means nothing without a Canon layer; leave it out")
+        if self.canon:
+            return
+        for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
+            if getattr(self, field) != getattr(Config, field):  # the field's default
+                self.refuse(field, "it means nothing without a Canon layer; leave it out")
 
     def check_mixer(self):
         if not set(self.mixer_names) <= set(MIXERS):
@@ -266,7 +266,7 @@ def canon_at(point, width, config):
 
 
 class Positions(nn.Module):
-    """For "nope": no positions. The base class of the others, and of your own.
+    """For "nope": no positions. It is the base class of the others, and of your own.
 
     Each attention layer has an instance of its own, and calls both methods in each forward pass.
     """
@@ -401,14 +401,14 @@ POSITIONS = {
 
 
 class Mixer(nn.Module):
-    """The base class of all mixers.
+    """The base class of all mixers. One of your own is a subclass, and one more entry of MIXERS.
 
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon_b, which is canon_at("b", their width, config).
     """
 
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
-    # gets the rest of BLOCK_BUDGET.
+    # gets the rest of BLOCK_BUDGET. (Count yours: nothing checks this.)
     budget = 4
     attends = False  # whether it uses config.pos and n_head
     short_conv = None  # Part II: whether its own convolution is on by default; None: it has none
@@ -502,7 +502,7 @@ def relu2(x):
     return F.relu(x).square()
 
 
-MLPS = {  # the activation, and whether the MLP is gated
+MLPS = {  # the activation, and whether the MLP is gated; one of your own is one more entry
     "swiglu": (F.silu, True),
     "swiglu-relu2": (relu2, True),  # SwiGLU with relu2 in SiLU's place
     "silu": (F.silu, False),
@@ -723,10 +723,7 @@ class CanonGPT(nn.Module):
     def parameter_counts(self):
         """The number of parameters in all, in the embeddings (the head included), and in Canon."""
         embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
-        canon = set()  # a set: a Canon layer of yours may have another in it
-        for module in self.modules():
-            if isinstance(module, tuple(CANONS.values())):
-                canon.update(module.parameters())
+        canon = [p for name, p in self.named_parameters() if ".canon_" in name]
         return {
             "total": count_numbers(self.parameters()),
             "embeddings": count_numbers(embeddings),
