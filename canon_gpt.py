@@ -13,20 +13,23 @@ about 16d/3 (gate and up):
     x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)       canon_c, canon_d
 
 Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
-6 norm and block, 7 model, 8 what a configuration may hold. Part II puts linear recurrences in
-attention's place: 9 the recurrence, 10 the same by matrix products, 11 GLA, Mamba2, Gated DeltaNet.
-(Part I runs without it.) Comments such as `# exercise 5` mark code that assignment/make.py takes
-out for students; ignore them otherwise.
+6 norm and block, 7 model. Part II puts linear recurrences in attention's place: 8 the recurrence,
+9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. (Part I runs without it.)
+
+To try a part of your own, a Canon layer, say, write one class and enter it in the table at the end
+of its section: examples/README.md says how. Comments such as `# exercise 5` mark code that
+assignment/make.py takes out for students; ignore them otherwise.
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import MAX_KERNEL, causal_conv
+from kernels import causal_conv
 
 # ---- 1. Configuration ------------------------------------------------------
 #
@@ -35,7 +38,17 @@ from kernels import MAX_KERNEL, causal_conv
 
 
 class Refused(ValueError):
-    """A value that a model cannot have. The text is one line for the user."""
+    """A value that cannot be. The text is one line for the user."""
+
+
+WHOLE_NUMBERS = {  # the least and the most; beyond 2^20 it can only be a slip
+    "vocab_size": (1, 2**20),
+    "block_size": (1, 2**20),
+    "n_layer": (1, 2**20),
+    "n_head": (1, 2**20),
+    "d_model": (1, 2**20),
+    "canon_kernel": (2, 8),
+}
 
 
 @dataclass
@@ -64,19 +77,52 @@ class Config:
     short_conv: bool | None = None
     tie_embeddings: bool = False  # weight tying: one matrix for embedding and output head
 
-    # At a first reading, go on with section 2: what follows only checks and completes the values.
+    # At a first reading, go on with section 2: what follows only checks the values, and fills in
+    # what follows from others. (So `dataclasses.replace` copies what was filled in. To change one
+    # field, make a new Config.)
 
     def __post_init__(self):
+        for field, (low, high) in WHOLE_NUMBERS.items():
+            value = getattr(self, field)
+            if not isinstance(value, int) or not low <= value <= high:
+                self.refuse(field, f"allowed: whole numbers from {low} to {high}")
+        for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
+            if getattr(self, field) not in table:
+                self.refuse(field, f"allowed: {', '.join(table)}")
+        self.check_canon()
+        self.check_mixer()
+
+    def check_canon(self):
         self.canon = "".join(sorted(self.canon.lower()))  # "DA" is written "ad"
-        check_config(self)  # section 8
-        # What follows from other fields:
-        if not self.has_attention:
-            self.pos = "nope"  # without a mixer that attends, there are no positions
-        if self.short_conv is None:
-            self.short_conv = usual_short_conv(self)  # Part II: whether it is on was not said
-        # What each mixer demands:
+        if re.fullmatch("a?b?c?d?", self.canon) is None:
+            self.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
+        if self.mlp == "none" and re.search("[cd]", self.canon):
+            self.refuse("canon", "points c and d are at the MLP, and mlp is none")
+        if self.canon:
+            return
+        for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
+            if getattr(self, field) != getattr(Config, field):  # the field's default
+                self.refuse(field, "it means nothing without a Canon layer; leave it out")
+
+    def check_mixer(self):
+        if not set(self.mixer_names) <= set(MIXERS):
+            self.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
+        if len(self.mixer_names) > self.n_layer:
+            self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
+        if not self.has_attention:  # then there are no positions; "rope" is only the default
+            if self.pos not in ("rope", "nope"):
+                self.refuse("pos", f"mixer {self.mixer} does not attend, so it takes no positions")
+            self.pos = "nope"
         for name in self.mixer_names:
-            MIXERS[name].check(self)
+            multiple = MIXERS[name].width_multiple(self)
+            if self.d_model % multiple != 0:
+                given = f"mixer {name}, n_head = {self.n_head} and pos = {self.pos}"
+                self.refuse("d_model", f"allowed with {given}: multiples of {multiple}")
+        short_convs = {MIXERS[name].short_conv for name in self.mixer_names}
+        if self.short_conv and short_convs == {None}:
+            self.refuse("short_conv", f"mixer {self.mixer} has none")
+        if self.short_conv is None:
+            self.short_conv = True in short_convs and "b" not in self.canon
 
     @property
     def mixer_names(self):
@@ -118,6 +164,7 @@ def canon_by_hand(x, weight):
         # and drop the last row.
         shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]
     return y
+    # end of exercise
 
 
 # To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
@@ -129,6 +176,8 @@ def canon_by_hand(x, weight):
 #     state[a linear mixer]    the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
 #                              as Canon does (Part II)
 #     state[the model]         how many tokens it has read
+#
+# To fork a stream, copy the dict, by dict(state): no layer changes in place what it has kept.
 
 
 class Canon(nn.Module):
@@ -182,6 +231,7 @@ def tail_of_stream(layer, x, n, state):
     seen = torch.cat([tail, x], dim=1)
     state[layer] = seen[:, -n:].clone()
     return tail
+    # end of exercise
 
 
 class NoCanon(nn.Module):
@@ -191,21 +241,8 @@ class NoCanon(nn.Module):
         return x
 
 
-# A Canon layer of your own is one more entry of CANONS, which --canon-type picks. examples/gated.py
-# is one, to copy: it enters its class in CANONS, calls train.main, and runs as
-#     python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
-# (sample.py and plot.py then take `--program examples/gated.py`.)
-# - It is a class with the constructor (width, config).
-# - Its forward(x, state) keeps the shape and looks back only. In a stream it keeps what it needs in
-#   state[self], for example by `tail_of_stream`. Or its class says `streams = False`: then
-#   generating reads the whole text again for each token.
-# - At B, in attention, its channels are q, k and v, one after the other; at D, gate and up, or up
-#   alone.
-# - Linear and Embedding layers in your class are redrawn (`CanonGPT.init_weights`), and their
-#   weights decay (train.py). A bare nn.Parameter keeps its initial values and does not decay.
-# - Your class may use canon_kernel, canon_residual and canon_silu. If it ignores one, let its
-#   constructor refuse every value but the default, by config.refuse(field, reason). Otherwise
-#   config.json would name a setting that had no effect.
+# A Canon layer of your own is a class with the same constructor and forward, and one more entry.
+# examples/gated.py is one, to copy.
 CANONS = {"conv": Canon}
 
 
@@ -229,12 +266,9 @@ def canon_at(point, width, config):
 
 
 class Positions(nn.Module):
-    """What every positional encoding offers. One of your own is a subclass, and an entry of
-    POSITIONS. A method that it does not define has no effect.
+    """For "nope": no positions. It is the base class of the others, and of your own.
 
-    `CanonGPT.__init__` calls `vectors` once, for a module whose weight `CanonGPT.forward` adds to
-    the embeddings. (None of our encodings has one.) Each attention layer has an instance of its
-    own, and calls `turn` and `bias` in each forward pass.
+    Each attention layer has an instance of its own, and calls both methods in each forward pass.
     """
 
     head_multiple = 1  # K, the number of dims of a head, must be a multiple of this
@@ -242,16 +276,6 @@ class Positions(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head  # `bias` may differ from head to head
-
-    @staticmethod
-    def vectors(config):
-        """A module whose `weight`, (block_size, D), is added to the embeddings, or None.
-
-        Learned ones, as in GPT-2: nn.Embedding(config.block_size, config.d_model). Fixed ones, such
-        as sinusoids: nn.Embedding.from_pretrained(0.03 * sinusoids), which neither learn nor are
-        redrawn. (Scale them so: embeddings begin at normal(0, 0.02), and would drown otherwise.)
-        """
-        return None
 
     def turn(self, x, start):
         """Mark positions start .. start + T - 1 in queries or keys (B, T, H, K) -> same shape."""
@@ -265,10 +289,6 @@ class Positions(nn.Module):
         return None
 
 
-class NoPositions(Positions):
-    """For "nope"."""
-
-
 class Rotary(Positions):
     """For "rope": turns all dims of a head (Su et al. 2021)."""
 
@@ -279,10 +299,21 @@ class Rotary(Positions):
     def __init__(self, config):
         super().__init__(config)
         K = config.d_model // config.n_head
-        angles = rotary_angles(config.block_size, K // self.divisor, self.base)
+        self.size = config.block_size, K // self.divisor
+        self.make_buffers(device=None)
+
+    def make_buffers(self, device):
         # Buffers move to the GPU with the model. Not persistent: checkpoints leave them out.
+        angles = rotary_angles(*self.size, self.base).to(device)
         self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, pairs)
         self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        """What `model.to(..)`, `bfloat16()` and `to_empty(..)` call on each module. It makes the
+        buffers anew, as those of `to_empty` would hold anything, and bfloat16 is too coarse."""
+        super()._apply(fn, recurse)
+        self.make_buffers(self.cos.device)
+        return self
 
     def turn(self, x, start):
         end = start + x.shape[1]
@@ -298,7 +329,8 @@ class QuarterRotary(Rotary):
 
 def rotary_angles(n_positions, n_dims, base):
     """(n_positions, n_dims / 2): position t turns pair j by t * base^(-2j / n_dims) radians."""
-    frequencies = base ** (-torch.arange(0, n_dims, 2) / n_dims)
+    dims = torch.arange(0, n_dims, 2, dtype=torch.float32)
+    frequencies = base ** (-dims / n_dims)
     return torch.arange(n_positions)[:, None] * frequencies
 
 
@@ -315,6 +347,7 @@ def rotate(x, cos, sin):
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1)
     return turned.to(x.dtype)  # under autocast x is bfloat16, and cos and sin are float32
+    # end of exercise
 
 
 class ALiBi(Positions):
@@ -348,13 +381,14 @@ def distances(T, S, device):
 
 def head_numbers(n_head, device):
     """1 .. H, as (H, 1, 1), to broadcast against distances (T, S)."""
-    return torch.arange(1, n_head + 1, device=device)[:, None, None]
+    h = torch.arange(1, n_head + 1, dtype=torch.float32, device=device)
+    return h[:, None, None]
 
 
 POSITIONS = {
     "rope": Rotary,
     "rope4": QuarterRotary,
-    "nope": NoPositions,
+    "nope": Positions,
     "alibi": ALiBi,
     "halibi": HALiBi,
 }
@@ -367,35 +401,23 @@ POSITIONS = {
 
 
 class Mixer(nn.Module):
-    """What every mixer offers. A mixer of your own is a subclass, and one more entry of MIXERS.
+    """The base class of all mixers. One of your own is a subclass, and one more entry of MIXERS.
 
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon_b, which is canon_at("b", their width, config).
-    In a stream it keeps what it needs in state[self]. For a first trial, set `streams = False`:
-    then it may ignore the state, and generating reads the whole text again for each token. The note
-    above CANONS (section 2) says which weights CanonGPT redraws.
-
-    A subclass of Attention has its heads and positions. If it writes a `mask` of its own, that
-    must add self.positions.bias, as ours does. A window is two lines:
-
-        class Window32(Attention): window = 32
-        MIXERS["window32"] = Window32
     """
 
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
-    # gets the rest of BLOCK_BUDGET. For a mixer of your own, count them: nothing checks this.
+    # gets the rest of BLOCK_BUDGET. (Count yours: nothing checks this.)
     budget = 4
-    # Whether it uses config.pos and n_head. If no mixer of a model does, pos becomes "nope". For
-    # one that uses learned positions only (`Positions.vectors`), set True, and let `check` refuse
-    # every other pos. Otherwise a run could be called "rope" and have no rotary.
-    attends = False
-    has_short_conv = False  # whether it can have a convolution of its own (Part II)
-    short_conv_by_default = False  # whether that is on where config.short_conv is None
+    attends = False  # whether it uses config.pos and n_head
+    short_conv = None  # Part II: whether its own convolution is on by default; None: it has none
     streams = True  # whether it can go on where the last piece of a text ended
 
     @classmethod
-    def check(cls, config):
-        """For a configuration that this mixer cannot have, call config.refuse(field, reason)."""
+    def width_multiple(cls, config):
+        """d_model must be a multiple of this."""
+        return 1
 
 
 class Attention(Mixer):
@@ -407,15 +429,10 @@ class Attention(Mixer):
     """
 
     attends = True
-    window = None  # how many tokens a head sees, its own and those before it; None: all
 
     @classmethod
-    def check(cls, config):
-        # d_model = n_head * K, and K must be a multiple of head_multiple.
-        multiple = config.n_head * POSITIONS[config.pos].head_multiple
-        if config.d_model % multiple != 0:
-            given = f"n_head = {config.n_head} and pos = {config.pos}"
-            config.refuse("d_model", f"must be a multiple of {multiple} with {given}")
+    def width_multiple(cls, config):
+        return config.n_head * POSITIONS[config.pos].head_multiple  # d_model = n_head * K
 
     def __init__(self, config):
         super().__init__()
@@ -453,6 +470,7 @@ class Attention(Mixer):
             q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
         )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
+        # end of exercise
 
     def mask(self, T, S, like):
         """The causal mask, added to the attention scores, (T, S) or (H, T, S): the T queries are
@@ -463,15 +481,13 @@ class Attention(Mixer):
         """
         # exercise 5
         bias = self.positions.bias(T, S, like.device)  # (H, T, S) or None
-        if bias is None and self.window is None and T == S:
+        if bias is None and T == S:
             return None
         if bias is None:
             bias = torch.zeros(T, S, device=like.device)
-        distance = distances(T, S, like.device)
-        masked = distance < 0  # later tokens
-        if self.window is not None:
-            masked = masked | (distance >= self.window)
-        return bias.masked_fill(masked, -math.inf).to(like.dtype)
+        later = distances(T, S, like.device) < 0
+        return bias.masked_fill(later, -math.inf).to(like.dtype)
+        # end of exercise
 
 
 MIXERS = {"attention": Attention}  # Part II adds three
@@ -486,12 +502,12 @@ def relu2(x):
     return F.relu(x).square()
 
 
-MLPS = {  # the activation, and whether the MLP is gated
+MLPS = {  # the activation, and whether the MLP is gated; one of your own is one more entry
     "swiglu": (F.silu, True),
     "swiglu-relu2": (relu2, True),  # SwiGLU with relu2 in SiLU's place
     "silu": (F.silu, False),
     "relu2": (relu2, False),
-    "none": (None, False),  # such a block has no MLP; check_config looks for the name here
+    "none": (None, False),  # such a block has no MLP
 }
 
 
@@ -522,6 +538,7 @@ class MLP(nn.Module):
             return self.down(self.act(h))
         gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
         return self.down(self.act(gate) * up)
+        # end of exercise
 
 
 # ---- 6. The norm and the block ---------------------------------------------
@@ -578,6 +595,7 @@ class Block(nn.Module):
         if self.mlp is not None:
             x = x + self.mlp(self.canon_c(self.norm2(x), state), state)
         return x
+        # end of exercise
 
 
 # ---- 7. The model ----------------------------------------------------------
@@ -602,7 +620,6 @@ class CanonGPT(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.position_vectors = POSITIONS[config.pos].vectors(config)  # or None
         self.blocks = nn.ModuleList()
         for layer in range(config.n_layer):
             mixer_name = config.mixer_names[layer % len(config.mixer_names)]  # they take turns
@@ -623,8 +640,6 @@ class CanonGPT(nn.Module):
         MLP by sqrt(2 n_layer). The paper does not.)
         """
         for module in self.modules():
-            if module is self.position_vectors and not module.weight.requires_grad:
-                continue  # fixed positions, such as sinusoids
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:  # an Embedding has none
@@ -635,14 +650,17 @@ class CanonGPT(nn.Module):
 
         tokens     (B, T) int64
         targets    (B, T) int64, what should follow each token; or None
-        loss_mask  (B, T) bool, which targets count; None: all
+        loss_mask  (B, T) bool, which targets count; None: all. A negative one, such as PyTorch's
+                   -100, never does
         state      None, or the dict of a stream
         returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
-        Raises ValueError if the tokens, with those already in the stream, exceed block_size, or if
-        there is a state and a layer does not stream.
+        Raises ValueError if the tokens, with those already in the stream, exceed block_size, if
+        there is a state and a layer does not stream, or if the state belongs to another model.
         """
         if state is not None and not self.streams:
             raise ValueError("a layer of this model says that it cannot read a text in pieces")
+        if state and self not in state:  # copy.deepcopy(state) copies the layers, its keys, too
+            raise ValueError("this state is another model's; to copy a state, write dict(state)")
         limit = self.config.block_size
         start = 0 if state is None else state.get(self, 0)  # how many tokens came before
         length = start + tokens.shape[1]
@@ -652,21 +670,21 @@ class CanonGPT(nn.Module):
             state[self] = length
 
         x = self.embed(tokens)  # (B, T, D)
-        if self.position_vectors is not None:
-            x = x + self.position_vectors.weight[start:length]
         for block in self.blocks:
             x = block(x, state)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
         if targets is None:
             return logits, None
-        # The mean cross-entropy of the targets that count; loss_mask does what ignore_index would.
-        if loss_mask is None:
-            loss_mask = torch.ones_like(targets, dtype=torch.bool)
+        # The mean cross-entropy of the targets that count.
+        counts = targets >= 0
+        if loss_mask is not None:
+            counts = counts & loss_mask
         flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
-        token_losses = F.cross_entropy(flat_logits, targets.flatten(), reduction="none")
+        flat_targets = targets.clamp(min=0).flatten()  # in place of a negative one, any will do
+        token_losses = F.cross_entropy(flat_logits, flat_targets, reduction="none")
         token_losses = token_losses.view_as(targets)  # (B, T), in nats
-        target_count = loss_mask.sum().clamp(min=1)  # the loss is 0 if no target counts
-        loss = (token_losses * loss_mask).sum() / target_count
+        target_count = counts.sum().clamp(min=1)  # the loss is 0 if no target counts
+        loss = (token_losses * counts).sum() / target_count
         return logits, loss
 
     @torch.no_grad()
@@ -676,15 +694,11 @@ class CanonGPT(nn.Module):
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
         softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
         it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device.
-        Raises ValueError if the result would not fit, or if the temperature is negative. With
-        dropout or the like in the model, call model.eval() first.
+        Raises ValueError if the text grows longer than block_size, or if the temperature is
+        negative. With dropout or the like in the model, call model.eval() first.
         """
         if temperature < 0:
             raise ValueError(f"temperature = {temperature}: allowed: 0 or more")
-        limit = self.config.block_size
-        total = tokens.shape[1] + max_new_tokens
-        if total > limit + 1:  # the last token is never fed
-            raise ValueError(f"{total} tokens do not fit: at most block_size + 1 = {limit + 1}")
         state = {} if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         # Which rows have produced `stop`: (B, 1).
@@ -709,10 +723,7 @@ class CanonGPT(nn.Module):
     def parameter_counts(self):
         """The number of parameters in all, in the embeddings (the head included), and in Canon."""
         embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
-        canon = set()  # a set: a Canon layer of yours may have another in it
-        for module in self.modules():
-            if isinstance(module, tuple(CANONS.values())):
-                canon.update(module.parameters())
+        canon = [p for name, p in self.named_parameters() if ".canon_" in name]
         return {
             "total": count_numbers(self.parameters()),
             "embeddings": count_numbers(embeddings),
@@ -724,68 +735,11 @@ def count_numbers(parameters):
     return sum(parameter.numel() for parameter in parameters)
 
 
-# ---- 8. What a configuration may hold --------------------------------------
-
-
-def check_config(config):
-    """Raises Refused if a model cannot have these values. (Each mixer's own `check` has more.)"""
-    for field in ("vocab_size", "block_size", "n_layer", "n_head", "d_model"):
-        require_whole_number(config, field, low=1, high=2**20)  # more can only be a slip
-    require_whole_number(config, "canon_kernel", low=2, high=MAX_KERNEL)
-    for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
-        if getattr(config, field) not in table:
-            config.refuse(field, f"allowed: {', '.join(table)}")
-
-    points = config.canon
-    if not set(points) <= set("abcd") or len(set(points)) < len(points):
-        config.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
-    if config.mlp == "none" and ("c" in points or "d" in points):
-        config.refuse("canon", "points c and d are at the MLP, and mlp is none")
-    if not points:
-        for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
-            require_default(config, field, "it means nothing without a Canon layer")
-
-    for name in config.mixer_names:
-        if name not in MIXERS:
-            config.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
-        if config.mlp != "none" and MIXERS[name].budget >= BLOCK_BUDGET:
-            config.refuse("mixer", f"its budget leaves the MLP nothing of {BLOCK_BUDGET} D^2")
-    if len(config.mixer_names) > config.n_layer:
-        config.refuse("mixer", f"a pattern longer than n_layer = {config.n_layer}")
-    # "rope" passes, as it is the default. So does "nope", into which __post_init__ turns it: a copy
-    # of this configuration is checked again.
-    if not config.has_attention and config.pos not in ("rope", "nope"):
-        reason = "does not attend (`attends` of its class), so it takes no positions"
-        config.refuse("pos", f"mixer {config.mixer} {reason}")
-    can_have_one = any(MIXERS[name].has_short_conv for name in config.mixer_names)
-    if config.short_conv and not can_have_one:
-        config.refuse("short_conv", f"mixer {config.mixer} has none")
-
-
-def usual_short_conv(config):
-    """What short_conv = None becomes: True if a mixer has it by default and Canon-B does not take
-    its place."""
-    by_default = any(MIXERS[name].short_conv_by_default for name in config.mixer_names)
-    return by_default and "b" not in config.canon
-
-
-def require_whole_number(config, field, low, high):
-    value = getattr(config, field)
-    if not isinstance(value, int) or not low <= value <= high:
-        config.refuse(field, f"allowed: whole numbers from {low} to {high}")
-
-
-def require_default(config, field, reason):
-    default = getattr(Config, field)  # a dataclass has its defaults as class attributes
-    if getattr(config, field) != default:
-        config.refuse(field, f"{reason}; leave it out")
-
-
 # ============================================================================
 # Part II: linear mixers
 # ============================================================================
 
-# ---- 9. The linear recurrence ----------------------------------------------
+# ---- 8. The linear recurrence ----------------------------------------------
 #
 # Attention keeps every key and value, so each token costs more than the last. A linear mixer keeps
 # one matrix S (K x V) per head: a sum of products k v^T, so that S^T k gives back what was written
@@ -805,7 +759,7 @@ def require_default(config, field, reason):
 # faded S holds under k_t. That is the "delta rule": one step, of size b_t, of gradient descent on
 # |S^T k_t - v_t|^2 / 2.
 #
-# The loop below is the definition; section 10 computes the same, fast. (In Part I, S counts tokens;
+# The loop below is the definition; section 9 computes the same, fast. (In Part I, S counts tokens;
 # here it is this matrix.)
 
 
@@ -837,10 +791,11 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
             write = beta[:, t, :, None] * (write - held)  # b_t times what S does not hold yet
         S = S + key * write[:, :, None]  # S + k_t write^T
         o.append((query * S).sum(-2))  # S^T q_t
+    # end of exercise
     return torch.stack(o, dim=1).to(out_dtype), S
 
 
-# ---- 10. The same by matrix products ---------------------------------------
+# ---- 9. The same by matrix products ----------------------------------------
 #
 # Cut time into N chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
 # Below, d_1 .. d_t is a product of decays (with one decay per key channel, a product per channel).
@@ -895,9 +850,12 @@ def decay_between(g):
 
     It is a difference of two sums from the start, which may be large and close to each other. So
     it is computed in float64, or float32 on Apple's GPUs (MPS), which have no float64.
+
+    No log decay counts as less than -1000, as exp(-1000) is 0 in float64, too. With -1e20 in both
+    sums, other terms would be lost in rounding; with -inf, their difference would be NaN.
     """
     precise = torch.float32 if g.device.type == "mps" else torch.float64
-    sums = g.to(precise).cumsum(-1)
+    sums = g.to(precise).clamp(min=-1000).cumsum(-1)
     # [t, s] is (g_1 + .. + g_t) - (g_1 + .. + g_s)
     between = sums[..., :, None] - sums[..., None, :]
     future = torch.ones_like(between, dtype=torch.bool).triu(1)  # s > t, where exp(-inf) = 0
@@ -945,6 +903,7 @@ def decayed_products(q, k, g):
         A = torch.cat([upper, lower], -2)
         size *= 2
     return A.squeeze(-3)  # one block of C steps is left
+    # end of exercise
 
 
 def write_into_state(k, fade_out, u):
@@ -1005,7 +964,7 @@ def chunked_linear_attention(
     v = into_chunks(v, N, C)  # (N, B, H, C, V)
     g = into_chunks(log_decay, N, C)  # (N, B, H, C, K or 1)
     fade_in = g.cumsum(-2).exp()  # d_1 .. d_t in row t
-    # Point 1 of section 10.
+    # Point 1 of section 9.
     A = decayed_products(q, k, g)  # (N, B, H, C, C)
     # Point 2, as far as it goes without S. Without the bracket, u_t is v_t.
     U0, W = v, None
@@ -1017,6 +976,7 @@ def chunked_linear_attention(
         R = torch.linalg.solve_triangular(I + b * L, b * I, upper=False)  # (I + b L)^-1 b
         U0 = R @ v
         W = R @ (k * fade_in)  # R K_in
+        # end of exercise
     if N == 1 and state is None and not return_state:
         return from_chunks(A @ U0, T, out_dtype), None  # S before the chunk is zero, so o = A U
     # The rest of point 2, and points 3 and 4, chunk by chunk.
@@ -1033,13 +993,15 @@ def chunked_linear_attention(
         if W is not None:
             # exercise 10: U (B, H, C, V)
             U = U - float32_product(W[n], S)  # in float32, as its error would stay in S
+            # end of exercise
         # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to the state after it
         o.append(read_from_state(q[n], fade_in[n], S) + A[n] @ U)
         S = whole_decay[n] * S + write_into_state(k[n], fade_out[n], U)
+        # end of exercise
     return from_chunks(torch.stack(o), T, out_dtype), S
 
 
-# ---- 11. GLA, Mamba2, Gated DeltaNet ---------------------------------------
+# ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
 # Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own), turns some
 # projections into decays and strengths, runs the recurrence, gates what it read, and projects back.
@@ -1075,18 +1037,9 @@ class ShortConv(nn.Module):
 class LinearMixer(Mixer):
     """The base class of GLA, Mamba2 and Gated DeltaNet."""
 
-    has_short_conv = True
-
-    @staticmethod
-    def width_multiple(config):
-        """d_model must be a multiple of this, so that the heads divide the channels."""
-        return 8  # 4 heads divide the D/2 channels of GLA's keys; 16, the 2D of Mamba2's values
-
     @classmethod
-    def check(cls, config):
-        multiple = cls.width_multiple(config)
-        if config.d_model % multiple != 0:
-            config.refuse("d_model", f"mixer {config.mixer} needs a multiple of {multiple}")
+    def width_multiple(cls, config):
+        return 8  # 4 heads divide the D/2 channels of GLA's keys; 16, the 2D of Mamba2's values
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V). Here state is the dict of a stream; it keeps the matrix S."""
@@ -1127,6 +1080,7 @@ class GLA(LinearMixer):
 
     budget = 4
     n_head = 4
+    short_conv = False
 
     def __init__(self, config):
         super().__init__()
@@ -1160,7 +1114,7 @@ class Mamba2(LinearMixer):
     budget = 6
     n_head = 16
     n_state = 64  # dims of the key and of the query
-    short_conv_by_default = True
+    short_conv = True
 
     def __init__(self, config):
         super().__init__()
@@ -1200,15 +1154,15 @@ class GatedDeltaNet(LinearMixer):
     """The delta rule with scalar decays: keys of 3D/4, values of 3D/2, a head per 128 dims."""
 
     budget = 6
-    short_conv_by_default = True
+    short_conv = True
 
     @staticmethod
     def heads_at(D):
         return max(2, D // 128)  # the paper's 4 and 6 at D = 512 and 768; two at least is ours
 
-    @staticmethod
-    def width_multiple(config):
-        return 4 * GatedDeltaNet.heads_at(config.d_model)  # the heads divide the keys' 3D/4
+    @classmethod
+    def width_multiple(cls, config):
+        return 4 * cls.heads_at(config.d_model)  # the heads divide the keys' 3D/4
 
     def __init__(self, config):
         super().__init__()
