@@ -17,10 +17,8 @@ from typing import Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import matplotlib
-
-matplotlib.use("Agg")  # draws into files, without a screen
-import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
 
 import plot
 
@@ -94,32 +92,35 @@ without writing the steps
 
 def dots(groups, scores, title, headings):
     """One row per model, one dot per run, in the column of the hops that it masters."""
-    columns = ["none", "1 arrow"]
-    for run in next(iter(groups.values())):
-        columns += [f"{hops} arrows" for hops in range(len(columns), run["task"]["K"] + 1)]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=[1, 2.2])
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 2.2])
     left.axis("off")
-    left.text(-0.25, 1, HOPS_TASK.strip(), va="top", linespacing=1.5, transform=left.transAxes)
+    left.text(0, 1.1, HOPS_TASK.strip(), va="top", linespacing=1.5)
+    left.text(0, -0.1, "Each dot is one training run.", fontsize=9, color="#666666")
 
-    right.set_xlim(-0.5, len(columns) - 0.5)
+    most = max(run["task"]["K"] for run in next(iter(groups.values())))
+    columns = ["none", "1 arrow"] + [f"{hops} arrows" for hops in range(2, most + 1)]
+    right.set_xlim(-0.5, most + 0.5)
     right.set_ylim(len(groups) - 0.5, -0.5)  # row 0 is at the top
-    right.set_xticks(range(len(columns)), columns)
+    right.set_xticks(range(most + 1), columns)
     right.set_yticks(range(len(groups)), list(groups))
     right.tick_params(length=0, labeltop=True, labelbottom=False)
     right.spines[:].set_visible(False)
     right.grid(axis="y", color="#eeeeee")
     for row, runs in enumerate(groups.values()):
         colour = ORANGE if runs[0]["model"]["canon"] else GREY
-        there = Counter()  # {column: dots so far}
-        for column in plot.last_scores(runs, "hops mastered"):
-            line, place = divmod(there[column], 4)
-            x = column + 0.2 * (place - 1.5)
-            right.plot(x, row + 0.24 * (line - 1), "o", color=colour, mec="white", ms=11)
-            there[column] += 1
-    figure.text(0.01, 0.02, "Each dot is one training run.", fontsize=9, color="#666666")
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
+        for hops, count in Counter(plot.last_scores(runs, "hops mastered")).items():
+            x, y = centred_lines(count)
+            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=12)
     return figure
+
+
+def centred_lines(count, most=6):
+    """x and y of so many dots, in lines of at most `most` of them."""
+    dot = np.arange(count)
+    line, place = dot // most, dot % most
+    return 0.15 * (place - place.max() / 2), 0.3 * (line - line.max() / 2)
 
 
 # ---- 3. The comparisons ----------------------------------------------------

@@ -237,7 +237,10 @@ def draw(comparison, groups, path):
     for score, heading in comparison.scores.items():
         if heading is not None and score in scores_here(shown):
             headings[score] = heading
-    plot.save(comparison.figure(shown, list(headings), comparison.title, headings), path)
+    figure = comparison.figure(
+        shown, scores=list(headings), title=comparison.title, headings=headings
+    )
+    plot.save(figure, path)
 
 
 def scores_here(groups):

@@ -18,10 +18,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))  # where claims.py is
 sys.path.insert(0, str(HERE.parents[2]))  # where plot.py is
 
-import matplotlib
-
-matplotlib.use("Agg")  # draws into files, without a screen
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 import plot
 import sample
@@ -101,7 +98,8 @@ def show(panels, K, path):
     """Print {title: {column: (K,)}} as tables, and draw them: white is 0, dark is 1."""
     hops = ["1 hop"] + [f"{hop} hops" for hop in range(2, K + 1)]
     height = (0.9 + 0.3 * K) * len(panels)
-    figure, axes = plt.subplots(len(panels), 1, figsize=(9, height), layout="constrained")
+    figure = Figure(figsize=(9, height), layout="constrained")
+    axes = figure.subplots(len(panels), 1)
     figure.suptitle("Which layer makes which hop?", x=0.01, ha="left", fontsize=15, weight="bold")
     for axis, (name, columns) in zip(axes, panels.items()):
         values = torch.stack(list(columns.values()), dim=1)  # (K, columns)
