@@ -86,16 +86,15 @@ from canon_gpt import (
 )
 from claims import (
     CLAIMS,
+    Claim,
     Seeds,
     above,
-    above_chance_but_below,
-    all_hold,
     at_chance,
-    at_least_times,
-    close_to,
-    covers,
+    close,
+    errs,
+    half_way,
     reaches,
-    takes_fewer_steps,
+    times,
 )
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
@@ -2886,532 +2885,226 @@ def test_what_cannot_be_drawn_ends_with_one_line(word, here, capsys):
 # ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
 
 
-NANO = ["--preset", "nano", "--device", "cpu"]
-TINY_FLAGS = (
-    "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no-compile".split() + NANO
-)
-WITHOUT_END = ["--steps", "1000000", "--eval-every", "500000"]
-ENDLESS_SWEEP = ["copy", "--seeds", "1", "--jobs", "2"] + TINY_FLAGS + WITHOUT_END
-
-
-@pytest.fixture
-def folder(here, monkeypatch):
-    """An empty folder to work in, where results/ is empty, too."""
-    monkeypatch.setattr(reproduce, "HERE", here / "results")
-    return here
-
-
-def ended(words):
-    """The status with which reproduce.py ends."""
-    with pytest.raises(SystemExit) as end:
-        reproduce.main(words)
-    return end.value.code
-
-
-# Comparisons
+CPU = ["--device", "cpu"]
 
 
 @parametrize("preset", ("nano", "small"))
 @parametrize("name", COMPARISONS)
 def test_a_comparison_is_of_different_runs(name, preset):
     comparison = COMPARISONS[name]
-    flags = ["--preset", preset, "--device", "cpu"]
-    wanted = reproduce.wanted_runs(comparison, flags, seeds=1, rates=[2e-3, 4e-3])
-    folders = {run.options.out for run in wanted}
-    assert len(folders) == len(wanted) == 2 * len(comparison.models) * len(comparison.tasks)
-    for run in wanted:
-        task = run.recipe["task"]["name"]
-        first = comparison.at_nano.get(task, "").split() if preset == "nano" else []
-        usual = reproduce.usual_recipe(task, first + flags)
-        longer = 2 if run.model in comparison.twice_the_steps else 1
-        narrower = 2 if task in comparison.half_the_width else 1
-        assert run.recipe["training"]["steps"] == longer * usual.training.steps
-        if "dims" not in run.model:
-            assert run.recipe["model"]["d_model"] == usual.model.d_model // narrower
+    wanted = reproduce.wanted_runs(comparison, preset, CPU, seeds=2, rates=["2e-3", "4e-3"])
+    keys = {reproduce.run_key(reproduce.recipe_of(*arguments)) for arguments in wanted}
+    assert len(keys) == len(wanted) == 4 * len(comparison.models) * len(comparison.tasks)
+
+
+@parametrize("flags", (["--steps", "30"], []))
+def test_twice_the_steps_are_twice_as_many(flags):
+    steps = []
+    for model in ("one layer", "one layer, twice the steps"):
+        arguments = reproduce.arguments_for(COMPARISONS["copy"], "copy", model, "nano", CPU + flags)
+        steps.append(reproduce.recipe_of(*arguments)["training"]["steps"])
+    assert steps[1] == 2 * steps[0]
 
 
 @parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
 def test_a_claim_is_about_models_and_tasks_that_are_compared(claim):
     comparison = COMPARISONS[claim.comparison]
-    models = [seeds.model for seeds in claim.judge({}).seeds]
-    assert set(models) <= set(comparison.models)
+    assert set(claim.models()) <= set(comparison.models)
     assert set(claim.tasks) & set(comparison.tasks)
-    assert set(claim.before_the_runs) <= set(claim.tasks)
-    assert claim.result in claims.RESULTS and "{" not in claim.title
+    assert set(claim.blind) <= set(claim.tasks) and claim.result in claims.RESULTS
+    assert all(f"`{model}`" in claim.rule() for model in claim.models())
 
 
-# Verdicts
+# Relations and verdicts
 
 
 def seeds(*values):
-    """Of a model of a task where chance is 1 and the ceiling 8."""
-    return Seeds("model", "score", list(values), chance=1, ceiling=8)
+    return Seeds(list(values), chance=1, ceiling=8)
 
 
-def bits(*values):
-    return Seeds("model", "bits per byte", list(values), "bits per byte", 0, math.nan)
-
-
-low, high = seeds(1, 2, 3), seeds(6, 6, 6)
-few, many = bits(1.1, 1.2, 1.3), bits(1.4, 1.5, 1.6)
-fewer, hardly_more = claims.needs_fewer_bits, claims.needs_hardly_more_bits
-VERDICTS = [
-    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), "holds"),
-    (above(seeds(1, 2, 2), seeds(3, 4, 5)), "does not hold"),
-    (above(seeds(3, 4, 5), low), "undecided"),
-    (above(seeds(8, 9), seeds(1, 2, 7)), "undecided: too few seeds"),
-    (above(seeds(), seeds(1, 2, 7)), "not run"),
-    (above(seeds(1, 1, 1), seeds(0, 0, 0)), "undecided: at chance"),
-    (above(seeds(8, 8, 9), seeds(9, 9, 9)), "undecided: at the ceiling"),
-    (at_least_times(seeds(4, 4, 4), 2, seeds(2, 2, 2)), "holds"),
-    (at_least_times(seeds(4, 4, 5), 2, seeds(2, 2, 3)), "undecided"),
-    (at_least_times(seeds(4, 4, 4), 2, seeds(3, 3, 3)), "does not hold"),
-    (at_least_times(seeds(4, 4, 4), 2, seeds(1, 1, 1)), "undecided"),  # the other is at chance
-    (close_to(seeds(3.95, 4, 4), seeds(3, 4, 5)), "holds"),
-    (close_to(seeds(3.9, 4, 4), seeds(3, 4, 5)), "undecided"),
-    (close_to(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), "does not hold"),
-    (covers(seeds(4, 4, 4), 0.5, low, high), "holds"),
-    (covers(seeds(3, 4, 5), 0.5, low, high), "undecided"),
-    (covers(seeds(3, 3, 3), 0.5, low, high), "does not hold"),
-    (covers(seeds(5, 5, 5), 0.5, seeds(1, 2, 6), high), "undecided"),  # start and end overlap
-    (takes_fewer_steps(seeds(2, 2, 3), seeds(4, 5, math.inf)), "holds"),
-    (takes_fewer_steps(seeds(2, 2, 4), seeds(4, 5, 6)), "undecided"),
-    (takes_fewer_steps(seeds(5, 6, math.inf), seeds(2, 3, 4)), "does not hold"),
-    (reaches(seeds(3, 4, 5), 3), "holds"),
-    (reaches(seeds(2, 4, 5), 3), "undecided"),
-    (reaches(seeds(2, 2, 2), 3), "does not hold"),
-    (above_chance_but_below(seeds(2, 3, 4), 5), "holds"),
-    (above_chance_but_below(seeds(1, 3, 4), 5), "undecided"),  # one seed is at chance
-    (above_chance_but_below(seeds(5, 6, 7), 5), "does not hold"),
-    (at_chance(seeds(0, 1, 1)), "holds"),
-    (at_chance(seeds(0, 1, 2)), "undecided"),
-    (at_chance(seeds(2, 2, 2)), "does not hold"),
-    (fewer(few, many), "holds"),
-    (fewer(many, few), "does not hold"),
-    (fewer(bits(1.1, 1.2, 1.5), many), "undecided"),
-    (hardly_more(bits(1.2, 1.54, 1.0), many), "holds"),
-    (hardly_more(bits(1.6, 1.6, 1.6), many), "does not hold"),
-    (hardly_more(bits(1.2, 1.6, 1.0), many), "undecided"),
+RELATIONS = [
+    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), True),
+    (above(seeds(1, 2, 2), seeds(3, 4, 5)), False),
+    (above(seeds(3, 4, 5), seeds(1, 2, 3)), None),
+    (close(seeds(3.95, 4, 4), seeds(3, 4, 5)), True),
+    (close(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), False),
+    (close(seeds(3.9, 4, 4), seeds(3, 4, 5)), None),
+    (times(seeds(4, 4, 4), seeds(2, 2, 2), 2), True),
+    (times(seeds(4, 4, 4), seeds(3, 3, 3), 2), False),
+    (times(seeds(4, 4, 5), seeds(2, 2, 3), 2), None),
+    (times(seeds(4, 4, 4), seeds(1, 1, 1), 2), None),  # the other has learnt nothing
+    (half_way(seeds(4, 4, 4), seeds(1, 2, 3), seeds(6, 6, 6)), True),
+    (half_way(seeds(3, 3, 3), seeds(1, 2, 3), seeds(6, 6, 6)), False),
+    (half_way(seeds(3, 4, 5), seeds(1, 2, 3), seeds(6, 6, 6)), None),
+    (half_way(seeds(5, 5, 5), seeds(1, 2, 6), seeds(6, 6, 6)), None),  # start and end overlap
+    (reaches(seeds(3, 4, 5), 3), True),
+    (reaches(seeds(2, 2, 2), 3), False),
+    (reaches(seeds(2, 4, 5), 3), None),
+    (at_chance(seeds(0, 1, 1)), True),
+    (at_chance(seeds(2, 2, 2)), False),
+    (at_chance(seeds(0, 1, 2)), None),
+    (errs(seeds(2, 3, 4), 5), True),
+    (errs(seeds(5, 6, 7), 5), False),
+    (errs(seeds(1, 3, 4), 5), None),  # one seed is at chance
 ]
 
 
-def test_verdicts():
-    for verdict, outcome in VERDICTS:
-        values = [seeds.values for seeds in verdict.seeds]
-        assert verdict.outcome == outcome, f"{verdict.rule}: {values}"
+def test_relations():
+    for number, (found, expected) in enumerate(RELATIONS):
+        assert found is expected, number
 
 
-def text_run(flags, seed, *values, sha256=None):
-    """A run of the text task that needs so many bits per byte at its evaluations."""
-    words = f"--task text {flags} --seed {seed}".split()
-    run = make_run(words, *({"bits per byte": value} for value in values))
-    run["units"] = {"bits per byte": "bits per byte"}
-    if sha256 is not None:
-        run["task"] = {**run["task"], "sha256": sha256}
-    return run
+def made_up(values, score="share", **task):
+    """Runs of one model, a seed each, that end with these values. Its unit is the score's name."""
+    runs = []
+    for seed, value in enumerate(values):
+        evals = [{"step": 10, "eval": {score: value}}]
+        run = {"task": task, "seed": seed, "units": {score: score}, "chance": 0.1, "main": score}
+        runs.append({**run, "evals": evals})
+    return runs
 
 
-def test_the_best_rate_needs_the_fewest_bits(folder):
-    for seed in range(3):
-        write_run(text_run("--lr 1e-3", seed, 2.0))
-        write_run(text_run("--lr 2e-3", seed, 3.0, 1.5))
-        write_run(text_run("--lr 4e-3", seed, 2.5, 1.5))  # as good at the end, and sooner
-    runs, problems = reproduce.finished_runs()
-    assert problems == []
-    found = reproduce.by_model(runs)
-    tried = reproduce.tried_rates(COMPARISONS["text"], ["text"], NANO, found)
-    (runs,) = reproduce.at_best_rates(COMPARISONS["text"], tried).values()
-    assert {run["training"]["lr"] for run in runs} == {4e-3}
+JUDGED = [
+    ("share", (0.9, 0.9, 0.9), (0.3, 0.4, 0.8), "holds"),
+    ("share", (0.1, 0.2, 0.2), (0.3, 0.4, 0.8), "does not hold"),
+    ("share", (0.1, 0.2, 0.5), (0.3, 0.4, 0.8), "undecided"),
+    ("share", (0.9, 0.9), (0.3, 0.4, 0.8), "undecided: too few seeds"),
+    ("share", (), (0.3, 0.4, 0.8), "not run"),
+    ("share", (0.15, 0.15, 0.15), (0.1, 0.1, 0.1), "undecided: at chance"),
+    ("share", (0.99, 0.99, 0.99), (0.98, 0.98, 0.98), "undecided: at the ceiling"),
+    ("hops", (0, 0, 0), (0, 0, 0), "undecided: at chance"),
+    ("hops", (4, 4, 4), (4, 4, 4), "undecided: at the ceiling"),
+    ("bits per byte", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6), "holds"),  # fewer are better
+    ("steps", (4, 5, math.inf), (1, 2, 3), "does not hold"),
+]
 
 
-def test_runs_on_different_texts_are_never_compared():
-    here, copy = text_run("", 0, 1.5), make_run(["--task", "copy"], {"sequences": 1.0})
-    other, another = text_run("", 1, 1.4, sha256="b"), text_run("", 2, 1.3, sha256="c")
-    assert reproduce.on_one_library([other, here, another, copy]) == [here, copy]
-    assert reproduce.on_one_library([copy, another, other]) == [copy, other]
-    assert reproduce.on_one_library([copy, other]) == [copy, other]
+@parametrize("score, a, b, verdict", JUDGED)
+def test_judge(score, a, b, verdict):
+    claim = Claim("R1", "title", "copy", score, [(above, "A", "B")])
+    groups = {"A": made_up(a, score, K=4), "B": made_up(b, score, K=4)}
+    assert claims.judge(claim, groups) == verdict
 
 
-def test_texts_of_ones_own_are_told_apart_and_kept():
-    here, other = text_run("", 0, 1.5), text_run("", 1, 1.4, sha256="b")
-    mine, later = text_run("", 2, 1.3, sha256="c"), text_run("", 2, 1.2, sha256="d")
-    for run in (mine, later):
-        run["task"]["text"] = "mine.txt"
-    assert reproduce.on_one_library([mine, other, later, here]) == [mine, later, here]
-    keys = [reproduce.all_but_rate_and_seed(run) for run in (here, other, mine, later)]
-    assert keys[0] == keys[1] and len(set(keys)) == 3
-
-
-def test_all_hold():
-    holds = above(seeds(3, 3, 3), seeds(2, 2, 2))
-    fails = above(seeds(3, 3, 3), seeds(4, 4, 4))
-    undecided = above(seeds(3, 3, 3), seeds(3, 3, 3))
-    too_few = above(seeds(3), seeds(4, 4, 4))
-    not_run = above(seeds(), seeds(4, 4, 4))
-    assert all_hold(holds, holds).outcome == "holds"
-    assert all_hold(holds, undecided).outcome == "undecided"
-    assert all_hold(undecided, fails, holds).outcome == "does not hold"
-    assert all_hold(too_few, not_run, fails).outcome == "does not hold"
-    assert all_hold(holds, too_few).outcome == "undecided: too few seeds"
-    assert all_hold(too_few, not_run, holds).outcome == "not run"
-    assert all_hold(holds, fails).rule == f"{holds.rule}; {fails.rule}"
-
-
-def finished(task, score, values):
-    """Runs of one model, a seed each, that end with these values."""
-    units = {"hops mastered": "hops", "steps to k=1": "steps", "bits/param": "bits per parameter"}
-    run = {"task": {"name": task, "N": 10, "K": 4}, "chance": 0.1, "main": "main"}
-    run["units"] = {score: units.get(score, "share")}
-    return [{**run, "evals": [{"step": 10, "eval": {score: value}}]} for value in values]
-
-
-def test_chance_and_ceiling_follow_from_the_score():
-    share = claims.seeds_of(finished("depo0", "answers", [0.5]), "NoPE", "answers")
-    assert (share.chance, share.ceiling) == (pytest.approx(0.15), 0.98)
-    hops = claims.seeds_of(finished("depo0", "hops mastered", [2]), "NoPE", "hops mastered")
-    assert (hops.chance, hops.ceiling) == (0, 4)
-    bits = claims.seeds_of(finished("capo", "bits/param", [2]), "NoPE", "bits/param")
-    assert bits.chance == 0 and not bits.highest >= bits.ceiling
-    other_score = claims.seeds_of(finished("depo0", "answers", [0.5]), "NoPE", "k=1")
-    assert other_score.values == []
-
-
-SHARES = [(0.1, 0.1, 0.1), (0.4, 0.4, 0.4), (0.7, 0.7, 0.7), (1.0, 1.0, 1.0), (0.1, 0.7, 1.0)]
-HOPS = [(0, 0, 0), (1, 1, 1), (2, 2, 2), (4, 4, 4), (0, 2, 4)]
-STEPS = [(100, 100, 100), (900, 900, 900), (100, 900, math.inf)]
-
-
-@parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
-def test_a_claim_can_come_out_each_way(claim):
-    """Each verdict is found by trying all combinations of seeds. With too few seeds of any model it
-    becomes undecided, and without a model not run, unless another part of the rule fails."""
-    asked = claim.judge({}).seeds
-    score = asked[0].score
-    possible = {"hops mastered": HOPS, "steps to k=1": STEPS}.get(score, SHARES)
-    found = {}
-    for values in product(possible, repeat=len(asked)):
-        groups = {}
-        for each, its_values in zip(asked, values):
-            groups[each.model] = finished(claim.tasks[0], score, its_values)
-        outcome = claim.judge(groups).outcome.split(":")[0]
-        found[outcome] = groups
-    assert set(found) == {"holds", "does not hold", "undecided"}
-
-    for outcome, groups in found.items():
-        parts = claim.judge(groups).rule.split("; ")
-        others = {"does not hold"} if outcome == "does not hold" and len(parts) > 1 else set()
-        for model in groups:
-            fewer = {**groups, model: groups[model][:2]}
-            assert claim.judge(fewer).outcome in others | {"undecided: too few seeds"}
-            assert claim.judge({**groups, model: []}).outcome in others | {"not run"}
+def test_of_several_parts_one_that_fails_decides_then_one_that_has_not_run():
+    holds, fails, not_run = (reaches, "A", 0.5), (reaches, "B", 0.5), (reaches, "C", 0.5)
+    groups = {"A": made_up((0.9, 0.9, 0.9)), "B": made_up((0.2, 0.2, 0.2))}
+    for parts, verdict in (
+        ([holds, holds], "holds"),
+        ([holds, not_run], "not run"),
+        ([not_run, fails, holds], "does not hold"),
+    ):
+        claim = Claim("R1", "title", "copy", "main", parts)
+        assert claims.judge(claim, groups) == verdict
 
 
 def test_scores_are_made_of_others():
+    units = {"k=1": "share", "k=2": "share", "k=4": "share"}
     evals = [
         {"step": 10, "eval": {"k=1": 0.2, "k=2": 0.1, "k=4": 0.9}},
         {"step": 20, "eval": {"k=1": 0.9, "k=2": 0.8, "k=4": 1.0}},
         {"step": 30, "eval": {"k=1": 1.0, "k=2": 0.9, "k=4": 0.2}},
     ]
-    units = {"k=1": "share", "k=2": "share", "k=4": "share"}
     run = {"task": {"name": "depo0"}, "units": units, "evals": evals}
-    made = claims.with_made_scores(run)
-    first, second, last = [evaluation["eval"] for evaluation in made["evals"]]
-    assert [scores["hops mastered"] for scores in (first, second, last)] == [0, 1, 2]
-    assert [scores["steps to k=1"] for scores in (first, second, last)] == [math.inf, 20, 20]
-    assert last["answers"] == last["depo0: answers"] == pytest.approx(0.7)
-    assert made["units"]["depo0: answers"] == made["units"]["k=1"] == "share"
-    assert "answers" not in evals[0]["eval"] and "answers" not in units
+    claims.add_scores(run)
+    made = [evaluation["eval"] for evaluation in run["evals"]]
+    assert [scores["hops mastered"] for scores in made] == [0, 1, 2]
+    assert [scores["steps to k=1"] for scores in made] == [math.inf, 20, 20]
+    assert made[2][run["main"]] == pytest.approx(0.7)
 
     evals = [{"step": 10, "eval": {"l=1": 0.5, "l=2": 0.25}}]
     run = {"task": {"name": "mano"}, "units": {"l=1": "share", "l=2": "share"}, "evals": evals}
-    assert claims.with_made_scores(run)["evals"][0]["eval"]["mano: longest"] == 0.25
-
-    evals = [{"step": 10, "eval": {"first": 0.5, "second": 0.25}}]
-    run = {"task": {"name": "mine"}, "units": {"first": "share", "second": "nats"}, "evals": evals}
-    assert claims.with_made_scores(run)["main"] == "first"
-
-    evals = [{"step": 10, "eval": {}}, {"step": 20, "eval": {"k=2": 3.5}}]  # not Depo's k
-    made = claims.with_made_scores({"task": {"name": "mine"}, "units": {}, "evals": evals})
-    assert made["evals"][1]["eval"] == {"k=2": 3.5, "mine: k=2": 3.5}
+    claims.add_scores(run)
+    assert run["evals"][0]["eval"][run["main"]] == 0.25
 
 
 # The runs that are here
 
 
-def make_run(words, *scores, final=True):
-    """A run as train.py would leave it, as a dict. scores: an evaluation each, after 10, 20 ..
-    steps."""
-    options, recipe = train.read_command_line(NANO + words)
-    evals = []
-    for number, values in enumerate(scores, 1):
-        evals.append({"step": 10 * number, "eval": values})
-    return {
-        "run": options.out.name,
-        **recipe.as_dict(),
-        "preset": recipe.preset,
-        "units": dict.fromkeys(scores[0], "share"),
-        "chance": None,
-        "evals": evals,
-        "seconds": 3.0 if final else None,
-    }
+def test_the_best_rate_has_the_best_end_then_the_best_course_of_three_seeds():
+    def at_rate(*values, seeds=3):
+        runs = made_up([0] * seeds, "bits per byte")
+        for run in runs:
+            run["evals"] = [{"step": 10, "eval": {"bits per byte": value}} for value in values]
+        return runs
+
+    rates = {1e-3: at_rate(2.0, 2.0), 2e-3: at_rate(3.0, 1.5), 4e-3: at_rate(2.5, 1.5)}
+    rates[8e-3] = at_rate(1.0, 1.0, seeds=2)
+    assert reproduce.best_rate(rates) == 4e-3
 
 
-def hops(end, before=0.0):
-    """Evaluations that end with this share of answers at each k."""
-    return [{"k=1": share, "k=2": share, "k=4": share} for share in (before, end)]
+def test_a_text_counts_by_its_name():
+    recipe = reproduce.recipe_of("--task", "text", "--preset", "nano", *CPU)
+    on_another_day = json.loads(json.dumps(recipe))
+    on_another_day["task"] |= {"sha256": "b", "size": 5}
+    mine = json.loads(json.dumps(recipe))
+    mine["task"]["text"] = "mine.txt"
+    key = reproduce.model_key(recipe)
+    assert reproduce.model_key(on_another_day) == key != reproduce.model_key(mine)
 
 
-DEPTH_RECIPE = COMPARISONS["depth"].at_nano["depo0"].split()
+TINY_COPY = "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no-compile".split()
+TINY_COPY += ["--steps", "20", *CPU]
 
 
-def found_at_best_rates(only=()):
-    """{model: its runs} of `depth`, and the same for all rates."""
-    runs, problems = reproduce.finished_runs()
-    assert problems == []
-    comparison = COMPARISONS["depth"]
-    tried = reproduce.tried_rates(comparison, ["depo0"], NANO, reproduce.by_model(runs), only)
-    return reproduce.at_best_rates(comparison, tried), tried
-
-
-def ends_of(runs):
-    return [run["evals"][-1]["eval"]["k=2"] for run in runs]
-
-
-def test_runs_are_found_by_their_recipe(folder):
-    depo0 = ["--task", "depo0", *DEPTH_RECIPE]
-    for seed in range(3):
-        write_run(make_run([*depo0, "--seed", f"{seed}"], *hops(0.5)))
-    write_run(make_run([*depo0, "--seed", "3", "--steps", "9000"], *hops(1.0)))
-    write_run(make_run([*depo0, "--seed", "4", "--dtype", "bfloat16"], *hops(1.0)))
-    write_run(make_run([*depo0, "--seed", "5"], *hops(1.0), final=False))
-    write_run(make_run([*depo0, "--seed", "6", "--eval-size", "9"], *hops(0.75)))
-
-    # Of the two runs with seed 2, the one in out/ counts.
-    shipped = [
-        make_run([*depo0, "--seed", "2"], *hops(0.0)),
-        make_run([*depo0, "--seed", "7"], *hops(0.25)),
-        make_run([*depo0, "--steps", "48000"], *hops(0.125)),
-    ]
-    Path("results/any").mkdir(parents=True)
-    run_folders.pack(shipped, "results/any/runs.json")
-    groups, _ = found_at_best_rates()
-    assert set(groups) == {"RoPE", "RoPE, twice the steps"}
-    assert ends_of(groups["RoPE"]) == [0.5, 0.5, 0.5, 0.75, 0.25]
-    assert ends_of(groups["RoPE, twice the steps"]) == [0.125]
-
-
-def test_the_best_rate_has_the_best_last_scores_then_the_best_before(folder):
-    def write(flags, rate, shares, seeds=3):
-        for seed in range(seeds):
-            words = ["--task", "depo0", *DEPTH_RECIPE, *flags.split()]
-            words += ["--lr", f"{rate}", "--seed", f"{seed}"]
-            write_run(make_run(words, *hops(*shares)))
-
-    write("", 1e-3, [0.5])
-    write("", 2e-3, [0.75])
-    write("", 4e-3, [1.0], seeds=2)  # better, but of two seeds only
-    write("--canon abcd", 1e-3, [0.5, 0.125])
-    write("--canon abcd", 2e-3, [0.5, 0.25])  # as good at the end, and sooner
-    write("--canon abcd", 4e-3, [0.5, 0.125])
-    write("--pos nope", 1e-3, [0.5])
-    write("--pos nope", 2e-3, [0.5])  # the same in all: the higher rate
-    groups, tried = found_at_best_rates()
-    rates = {model: runs[0]["training"]["lr"] for model, runs in groups.items()}
-    assert rates == {"RoPE": 2e-3, "RoPE + Canon": 2e-3, "NoPE": 2e-3}
-    assert list(tried["depo0", "RoPE"]) == [1e-3, 2e-3, 4e-3]
-    groups, _ = found_at_best_rates(only=[1e-3])
-    assert ends_of(groups["RoPE"]) == [0.5] * 3
-
-
-def test_claims_are_judged_wherever_their_runs_are(folder, capsys):
-    """Those with runs come first; the others name the comparison that trains them."""
-    for task in ("depo0", "depo1"):
-        for seed in range(3):
-            write_run(make_run(["--task", task, "--seed", f"{seed}"], *hops(0.0)))
-            with_canon = ["--task", task, "--canon", "abcd", "--seed", f"{seed}"]
-            write_run(make_run(with_canon, *hops(1.0)))
-    reproduce.main(["claims", "--out", "new"])
-    page = Path("new/claims.md").read_text()
-    assert capsys.readouterr().out.strip() == page.strip()
-    rows = [line for line in page.splitlines() if line.startswith("| Canon reasons deeper")]
-    here = "hops mastered: `RoPE + Canon` 4, 4, 4; `RoPE` 0, 0, 0"
-    assert len(rows) == 2 and all(here in row for row in rows)
-    assert rows[0].startswith("| Canon reasons deeper |")
-    assert rows[0].endswith("| depo0, nano, float32 | holds |")
-    assert rows[1].startswith("| Canon reasons deeper* |")  # Depo1's runs were known
-    assert rows[1].endswith("| depo1, nano, float32 | holds |")
-    headings = [line.split(":")[0] for line in page.splitlines() if line.startswith("## ")]
-    assert headings == [f"## R{number}" for number in range(1, 13)]
-    deeper = page.split("## ")[2].splitlines()
-    not_run = [row.endswith("| not run |") for row in deeper if row.startswith("| ")][2:]
-    assert not_run == sorted(not_run) and any(not_run)
-    title = "| Canon is better with its residual"
-    (row,) = [line for line in page.splitlines() if line.startswith(title)]
-    assert row.endswith("| depo1: `reproduce.py ablation` | not run |")
-
-
-# Training
-
-
-def only_two_models(monkeypatch):
-    """Leave two models in the comparison `copy`."""
+@pytest.fixture
+def two_models(tmp_path, monkeypatch):
+    """An empty folder to work in. results/ is empty, too, and `copy` compares two models."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "HERE", tmp_path / "results")
     models = {"one layer": "", "one layer + Canon": "--canon abcd"}
-    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, twice_the_steps=())
+    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, names={})
     monkeypatch.setitem(COMPARISONS, "copy", fewer)
 
 
-@posix
-def test_a_second_sweep_is_kept_out_and_ctrl_c_saves_the_first(folder, monkeypatch, capsys):
-    only_two_models(monkeypatch)
-    with in_the_background(HERE / "results/reproduce.py", *ENDLESS_SWEEP, runs=2) as first:
-        assert ended(ENDLESS_SWEEP) == 2
-        said = capsys.readouterr().err
-        assert said.count("in use by another process") == 2 and "--resume" not in said
-
-        os.killpg(first.pid, signal.SIGINT)
-        assert "stopped; the same command goes on" in first.stderr.read()
-        assert first.wait(timeout=120) == 130
-    paths = list(Path("out").iterdir())
-    assert len(paths) == 2
-    for path in paths:
-        saved = run_folders.read_checkpoint(path)["step"]
-        assert saved >= 20 and reproduce.steps_done(path) in (saved, saved // 20 * 20)
+def dry_run(capsys, *flags):
+    """The commands of the missing runs."""
+    capsys.readouterr()
+    reproduce.main(["copy", "--dry-run", *flags, *TINY_COPY])
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_sweep_trains_what_is_missing(folder, monkeypatch, capsys):
-    """One run is finished, one was cut off, one is missing, one is in results/ only."""
-    only_two_models(monkeypatch)
-    sweep = ["copy", "--seeds", "2", "--jobs", "2", "--steps", "40", *TINY_FLAGS]
-    reproduce.main([*sweep, "--dry-run"])
-    commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines()]
-    complete, cut_off, missing, shipped = commands
-    train.main(complete)
-    train.main(shipped)
-    Path("results/copy").mkdir(parents=True)
-    paths = list(Path("out").glob("*abcd*"))
-    run_folders.pack(run_folders.read_all(paths)[0], "results/copy/runs.json")
-    shutil.rmtree(paths[0])
+def test_what_is_missing_is_trained(two_models, capsys):
+    """One run is finished, one was begun, one has not begun."""
+    complete, begun, new = dry_run(capsys, "--seeds", "2")[:3]
+    assert complete[0] == "python" and complete[1].endswith("train.py")
+    train.main(complete[2:])
+    settings, _, _ = train.settings_of(begun[2:])
+    settings.out.mkdir(parents=True)
+    Path(settings.out, "ckpt.pt").touch()
+    assert dry_run(capsys, "--seeds", "2")[:2] == [[*begun, "--resume"], new]
+    assert len(dry_run(capsys, "--seeds", "1", "--lr", "1e-3,2e-3")) == 4
 
-    steps, train_step = [], train.train_step
-
-    def fails_after_25(*arguments):
-        steps.append(1)
-        if len(steps) > 25:
-            raise KeyError("power failure")
-        return train_step(*arguments)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyError):
-        patched.setattr(train, "train_step", fails_after_25)
-        train.main(cut_off)
-
-    started = []
-    for _ in range(2):  # the second time nothing is left
-        with patch.object(subprocess, "Popen", wraps=subprocess.Popen) as popen:
-            assert ended(sweep) == 0
-        started.append([call.args[0][2:] for call in popen.call_args_list])
-    assert started == [[[*cut_off, "--resume"], missing, shipped], []]
+    Path(settings.out, "ckpt.pt").unlink()
+    for missing in (1, 0):
+        with patch.object(subprocess, "run", wraps=subprocess.run) as started:
+            with pytest.raises(SystemExit, match="0"):
+                reproduce.main(["copy", "--seeds", "1", *TINY_COPY])
+        assert started.call_count == missing
     printed = capsys.readouterr().out
-    assert "| one layer + Canon | 0, 1 |" in printed
-    assert (
-        "R1* | One layer copies with Canon, and not without | copy | undecided: too few" in printed
-    )
+    assert "R1* | One layer copies with Canon, and not without | copy | undecided: too" in printed
     assert Path("out/copy_nano.png").exists()
 
 
-KILLED = """
-import os, signal, sys
-if __name__ == "__main__":
-    sys.stderr.write("  3%|###      | 30/1000\\r  4%|####     | 40/1000")
-    sys.stderr.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+def test_a_run_that_was_packed_is_not_missing_and_one_in_out_replaces_it(two_models, capsys):
+    (command, _) = dry_run(capsys, "--seeds", "1")
+    train.main(command[2:])
+    (run,) = plot.read_runs(Path("out").iterdir())
+    packed = {**run, "date": "earlier"}
+    Path("results/copy").mkdir(parents=True)
+    plot.pack([packed], "results/copy/runs.json")
+    (rates,) = reproduce.by_model(reproduce.finished_runs()).values()
+    assert [seeds[0]["date"] for seeds in rates.values()] == [run["date"]]
+    shutil.rmtree("out")
+    assert command not in dry_run(capsys, "--seeds", "1")
 
 
-@posix
-def test_a_killed_run_is_reported_as_killed(folder, capsys, monkeypatch):
-    """What is there is drawn all the same; the status says that something is missing."""
-    only_two_models(monkeypatch)
-    Path("killed.py").write_text(KILLED)
-    write_run(make_run(["--task", "copy", *TINY_FLAGS], {"sequences": 0.5, "tokens": 0.5}))
-    words = ["copy", "--seeds", "1", "--program", "killed.py", *TINY_FLAGS]
-    assert ended(words) == 1
-    said = capsys.readouterr()
-    (line,) = [line for line in said.err.splitlines() if "killed" in line]
-    assert "abcd" in line and line.endswith("_s0: killed by signal 9")
-    assert "| one layer | 0 |" in said.out and "| one layer + Canon |" not in said.out
-
-
-def test_a_failed_run_is_reported_by_its_last_line():
-    """Not by its progress bar, and without train.py's advice, as the same command goes on here."""
-    said = (
-        " 40%|##  | 40/100\r 41%|##  | 41/100\ntrain.py: x is not empty: choose another --out\n\n"
-    )
-    assert reproduce.reason(2, said) == "train.py: x is not empty"
-    stopped = "train.py: stopped after step 40; repeat the command with --resume to continue"
-    assert reproduce.reason(143, stopped) == "train.py: stopped after step 40"
-    assert reproduce.reason(1, " 40%|##  |\r 41%|##  |\n") == "41%|##  |"
-    assert reproduce.reason(1, "\n") == "status 1"
-
-
-@parametrize("more", ([], ["--draw"]))
-def test_damaged_and_other_runs_are_not_passed_over(more, folder, monkeypatch, capsys):
-    only_two_models(monkeypatch)
-    words = ["copy", "--seeds", "1"] + NANO + more
-    for flags in ("", "--canon abcd"):
-        scores = {"sequences": 0.5, "tokens": 0.5}
-        write_run(make_run(f"--task copy {flags}".split(), scores))
-    assert ended(words) == 0
-    (config,) = Path("out").glob("*abcd*/config.json")
-    right = config.read_text()
-
-    config.write_text("{")  # cut off
-    capsys.readouterr()
-    assert ended(words) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and str(config.parent) in said.err and not said.out
-    assert ended(["claims"]) == 1
-    assert str(config.parent) in capsys.readouterr().err
-
-    config.write_text(right.replace('"N": 64', '"N": 63'))  # another run of this name
-    capsys.readouterr()
-    assert ended(words) == 2
-    assert f"{config.parent} holds another run: N = 63, not 64" in capsys.readouterr().err
-
-
-# The command line
-
-
-REFUSED = [
-    "nothing",
-    "--list copy",
-    "--list --lr 1",
-    "claims --dry-run",
-    "claims --seeds 7",
-    "claims copy",
-    "copy --seeds 0",
-    "copy --seeds many",
-    "copy --jobs -1",
-    "copy --lr fast",
-    "copy --lr -1",
-    "copy --task depo",
-    "copy --seed 1",
-    "copy --seed=1",
-    "copy --resume",
-    "copy --n-layer 2",  # one model would be the same as another
-    "copy --program none.py",
-    "copy --draw",  # there are no runs
-    "copy --cannon abcd",
-    "depth --canon abcd",
-    "depth --N 100",
-]
-
-
-@parametrize("words", REFUSED)
-def test_words_are_refused_in_one_line(words, folder, capsys):
-    assert ended(words.split()) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and re.fullmatch(r"(reproduce|train)\.py: .+\n", said.err)
-    assert list(folder.iterdir()) == []
+@parametrize("name", ("copy", "hops", "mlp"))
+def test_figures_are_drawn_from_packed_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        reproduce.main([name, "--draw", "--dtype", "float32", *CPU])
+    assert Path(f"out/{name}_nano.png").stat().st_size > 10_000
 
 
 # ---- 7. assignment/ --------------------------------------------------------
@@ -3966,16 +3659,7 @@ def test_own_things_are_trained_drawn_and_shown(file, flags, name, here):
     assert len(list(Path("figures").glob("*.png"))) == 1
 
 
-def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
-    text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
-    names = ("copy", "hops", "depth", "fewer", "tasks", "mlp", "linear", "families", "text")
-    shown = [(name, "nano") for name in names]
-    for name, preset in (*shown, ("copy", "small")):
-        with pytest.raises(SystemExit, match="0|False"):
-            reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("|  | seeds")]
-    missing = [row for row in rows if row not in text]
-    assert len(rows) > 40 and missing == []
-    reproduce.main(["claims", "--out", "x"])
-    assert Path("x/claims.md").read_text() == (HERE / "results/claims.md").read_text()
+def test_claims_md_is_of_the_shipped_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reproduce.main(["claims"])
+    assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()
