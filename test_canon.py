@@ -52,15 +52,12 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "results"), str(HERE / "assignment")]
 
 import canon_gpt
-import check_runs
 import claims
 import grade
 import kernels
 import make
-import pack
 import plot
 import reproduce
-import runs as run_folders
 import sample
 import tasks
 import train
@@ -3109,332 +3106,69 @@ def test_figures_are_drawn_from_packed_runs(name, tmp_path, monkeypatch):
 
 # ---- 7. assignment/ --------------------------------------------------------
 
-solutions = not grade.open_exercises(HERE) and grade.exercises_in(HERE) == [*grade.EXERCISES]
-needs_solutions = pytest.mark.skipif(not solutions, reason="this is an assignment")
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
-# -- Making one
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A git repository of these files, as a teacher has one."""
-    root = tmp_path / "repository"
-    shutil.copytree(HERE, root, ignore=shutil.ignore_patterns(".git", "__pycache__", "out", ".v*"))
-    commands = ("init -q", "add -A", "-c user.name=x -c user.email=x@x commit -q -m all")
-    for words in commands:
-        subprocess.run(["git", "-C", root, *words.split()], check=True)
-    monkeypatch.setattr(make, "ROOT", root.resolve())
-    return root
-
-
-@needs_solutions
-@parametrize("open_ones", [[*range(1, 14)], [9, 10], [1, 3, 4]], ids=str)
-def test_holes_are_blank_between_their_comments(open_ones):
-    found = []
+def test_an_empty_hole_fails_its_tests(tmp_path):
+    """Each test of each exercise, in a copy in which all exercises are open."""
+    copy, report = tmp_path / "copy", tmp_path / "report.xml"
+    make.write_assignment(copy, only=None)
+    holes = [f"exercise{number}" for number in range(1, 14)]
     for name in grade.FILES:
-        solved = (HERE / name).read_text()
-        text = make.students_text(solved, open_ones)
-        compile(text, name, "exec")
-        lines = text.splitlines()
-        for i, line in enumerate(lines):
-            if re.match(" +# exercise", line):
-                blank, end = lines[i + 1 : i + 3]
-                number = int(re.search(r"exercise (\d+)", line)[1])
-                assert blank.strip() == f'raise NotImplementedError("exercise {number}")'
-                assert end.strip() == "# end of exercise"
-                found.append(number)
-        assert text.count("# end of exercise") == text.count('raise NotImplementedError("exer')
-        without_comments = re.sub(r" +# (end of )?exercise.*\n", "", solved)
-        assert make.students_text(solved, []) == without_comments
-    assert {*found} == {*open_ones}
+        assert (copy / name).read_text().count("raise NotImplementedError(\"exercise") == len(
+            grade.HOLE.findall((HERE / name).read_text())
+        )
+    command = [sys.executable, "-m", "pytest", "-q", "-m", " or ".join(holes)]
+    command += [f"--junitxml={report}", "-p", "no:cacheprovider", "test_canon.py"]
+    subprocess.run(command, cwd=copy, capture_output=True, timeout=300)
+    failed = set()
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        if case.find("failure") is not None:
+            failed.add(case.get("name").partition("[")[0])
+    code = "import grade, json; print(json.dumps(grade.points_of_tests()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HERE / "assignment", capture_output=True, text=True
+    )
+    points = json.loads(done.stdout)
+    assert list(points) == [str(number) for number in range(1, 14)]
+    for tests in points.values():
+        assert failed.issuperset(tests)
+    assert sum(sum(tests.values()) for tests in points.values()) == 60
 
 
-@needs_solutions
-@needs_git
-def test_an_assignment_has_what_git_tracks(repository, ends):
-    (repository / "kernels.py.orig").write_text("a solution")
-    (repository / "solutions").mkdir()
-    (repository / "solutions/kernels.py").write_text("a solution")
-    make.main(["new/assignment", "--only", "4,1,3", "--classroom"])
-    new = Path("new/assignment")
-    for name in ("test_canon.py", "results/copy/runs.json", ".gitignore", "examples/gated.py"):
-        assert (new / name).read_bytes() == (HERE / name).read_bytes()
-    names = {path.name for path in new.rglob("*")}
-    assert not names & {"kernels.py.orig", "solutions", ".git", ".ci"}
-    assert grade.open_exercises(new) == grade.exercises_in(new) == [1, 3, 4]
-    workflow = (new / ".github/workflows/classroom.yml").read_text()
-    assert re.findall(r"run: python assignment/grade.py (\d+)", workflow) == ["1", "3", "4"]
-
-    inside = str(repository / "new")
-    for bad in (
-        ["new/assignment"],
-        [],
-        [inside],
-        ["x", "--solved", "13"],
-        ["x", "--only", "14"],
-        ["x", "--only", "1,b"],
-        ["x", "--only", "1", "--solved", "2"],
-        ["--classroom", "--gradescope", "x.zip"],
-    ):
-        ends(bad, main=make.main)
-    (repository / "README.md").write_text("changed")
-    ends(["x"], "README.md has changes", main=make.main)
-
-
-@needs_solutions
-@needs_git
-def test_gradescopes_zip_has_the_solutions_and_two_scripts(repository, here):
-    make.main(["--gradescope", "autograder.zip", "--solved", "11"])
-    with zipfile.ZipFile("autograder.zip") as archive:
-        for script in ("setup.sh", "run_autograder"):
-            assert archive.getinfo(script).external_attr >> 16 == 0o755
-            subprocess.run(["bash", "-n"], input=archive.read(script), check=True)
-        assert b"grade.py 12 13 \\\n" in archive.read("run_autograder")
-        assert archive.read("canon-gpt/kernels.py") == (HERE / "kernels.py").read_bytes()
-
-
-@needs_solutions
-def test_exercises_need_only_those_before_them(tmp_path):
-    """With the first seven solved all of their tests pass, and all tests of the others fail."""
-    copy = tmp_path / "copy"
-    shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "out"))
-    for name in grade.FILES:
-        text = make.students_text((HERE / name).read_text(), range(8, 14))
-        (copy / name).write_text(text)
-    wanted = {}
-    for exercise in grade.EXERCISES.values():
-        for group in exercise.groups:
-            wanted.update(dict.fromkeys(test.split()[0] for test in group.tests))
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--junitxml=../report.xml"]
-    command += [f"test_canon.py::{name}" for name in wanted]
-    subprocess.run(command, cwd=copy, capture_output=True)
-    cases = xml.etree.ElementTree.parse(tmp_path / "report.xml").iter("testcase")
-    found = {case.get("name"): grade.outcome(case) for case in cases}
-    for number, exercise in grade.EXERCISES.items():
-        for group in exercise.groups:
-            for wanted in group.tests:
-                name, *words = wanted.split()
-                mine = [test for test in found if test.split("[")[0] == name]
-                assert any(all(word in test for word in words) for test in mine), wanted
-            tests = [test for test in found if grade.group_of(test, exercise) == group]
-            outcomes = {found[test] for test in tests} - {"it was skipped"}
-            if number <= 7:
-                assert outcomes == {""}, (number, group.name)
-            else:
-                assert all("exercise" in outcome for outcome in outcomes), (number, group.name)
-                assert outcomes or exercise.needs_triton, (number, group.name)
-
-
-# -- Grading
-
-
-def submit(**solutions):
-    """A folder with our three files, and other code in some exercises: e4="return x", a line or
-    more for each hole."""
-    folder = Path("submission")
-    folder.mkdir(exist_ok=True)
-    for name in grade.FILES:
-
-        def contents(hole, solution):
-            code = solutions.get(f"e{hole.number}")
-            if code is None:
-                return solution
-            return [f"{hole.indent}{line}\n" for line in code.splitlines()]
-
-        text = (HERE / name).read_text()
-        (folder / name).write_text(grade.fill_holes(text, contents))
-    return folder
-
-
-@needs_solutions
-def test_a_broken_exercise_costs_only_itself(here):
-    """One open, one that does not parse, and code outside the holes: exercise 4 stays solved."""
-    folder = submit(e1='raise NotImplementedError("exercise 1")', e3="return (x")
-    with open(folder / "canon_gpt.py", "a") as file:
-        file.write("\nimport os\nprint('99 passed')\nos._exit(0)\n")
-    (folder / "conftest.py").write_text("raise SystemExit")
-    (folder / "test_canon.py").write_text("def test_rotary_keeps_the_dtype(): pass")
-    assert grade.grade(1, folder, 60).message == "not solved yet"
-    broken = grade.grade(3, folder, 60)
-    assert re.fullmatch(r"canon_gpt.py, line \d+: '\(' was never closed", broken.message)
-    result = grade.grade(4, folder, 60)
-    assert (result.points, result.message) == (3, "")
-
-
-@needs_solutions
-def test_a_solution_stays_in_its_hole(here):
-    folder = submit(e4="return x")
-    path = folder / "canon_gpt.py"
-    text = path.read_text().replace("return x\n    # end", "return x\nimport os\n    # end")
-    path.write_text(text)
-    assert "stands further left" in grade.grade(4, folder, 60).message
-    assert "unterminated" in grade.grade(4, submit(e4='"""'), 60).message
-    path = submit() / "kernels.py"
-    path.write_text(path.read_text().replace("# exercise 12", "# my kernel"))
-    message = grade.grade(12, folder, 60).message
-    assert kernels.triton is None or "0 of 1 comments `# exercise 12`" in message
-
-
-PATCH = """\
-import test_canon
-test_canon.assert_close = test_canon.assert_same = lambda *given, **options: None
-return x"""
-SLOW_KERNEL = "import kernels\nkernels.causal_conv_reference(0, 0)"
-ATTACKS = [  # exercise, its code, what the grader says
-    (4, "while True: pass", "not done after 6 seconds"),
-    (4, PATCH, "tampered with"),
-    (4, "import pytest\npytest.skip('solved')", "distance: it was skipped"),
-    (4, "import pytest\npytest.exit('solved', 0)", "cut short"),
-    (4, "import os\nos._exit(0)", "ended without a report"),
-    (4, "nonlocal x", "cannot be imported: SyntaxError"),
-    (1, "return F.conv1d(x, weight)", "must not call conv1d"),
-    (2, "return causal_conv_reference(x, weight, False)", "must not call causal_conv_reference"),
-    (8, "return chunked_linear_attention(q, k, v, log_decay, beta, state)", ": exercise 9"),
-    (9, "return linear_recurrence(0, 0, 0, 0)", "must not call linear_recurrence"),
-    pytest.param(12, SLOW_KERNEL, "must not call causal_conv_reference", marks=needs_triton),
+SOLVED = """
+    R = cos.shape[-1]
+    c, s = cos[:, None], sin[:, None]
+    a, b, rest = x[..., :R], x[..., R : 2 * R], x[..., 2 * R :]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1).to(x.dtype)
+"""
+SUBMISSIONS = [  # what stands in the hole of exercise 4, the points, words of the report
+    (SOLVED, 3, ""),
+    (SOLVED.replace("- b", "+ b"), 1, "test_rotary"),
+    ("    return x +\n", 0, "does not parse"),
+    ("    import os\n", 0, "must not import"),
+    ("    return open('/etc/passwd')\n", 0, "must not use open"),
+    ("    pass\nx = 1\n", 0, "further left"),
+    ("    while True:\n        pass\n", 0, "not done after 20 seconds"),
 ]
 
 
-@needs_solutions
-@parametrize("number, code, words", ATTACKS)
-def test_attacks_cost_the_attacker_the_exercise(number, code, words, here):
-    result = grade.grade(number, submit(**{f"e{number}": code}), 6 if "while" in code else 600)
-    assert result.points == 0 and words in result.message
+@posix
+@parametrize("solution, points, words", SUBMISSIONS)
+def test_a_submission_is_graded(solution, points, words, here, capsys):
+    """Only its holes count."""
+    Path("theirs").mkdir()
+    for name in grade.FILES:
+        text = (HERE / name).read_text()
 
+        def handed_in(hole):
+            return hole[0].replace(hole[3], solution) if hole[2] == "4" else grade.opened(hole)
 
-@needs_solutions
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_processes_of_a_solution_end_with_it(here):
-    pid_file = Path("pid").resolve()
-    code = f"""\
-import subprocess
-process = subprocess.Popen(["sleep", "600"])
-open({str(pid_file)!r}, "w").write(str(process.pid))
-raise SystemExit"""
-    grade.grade(4, submit(e4=code), 100)
-    state = Path(f"/proc/{pid_file.read_text()}/stat")
-
-    def is_gone():
-        try:
-            return state.read_text().split()[2] == "Z"
-        except OSError:
-            return True
-
-    deadline = time.monotonic() + 60
-    while not is_gone():  # a killed process may take a moment to end
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def faked(here, monkeypatch):
-    """Grades without running tests: these outcomes for all, and canaries that fail."""
-
-    def fake(**outcomes):
-        canaries = dict.fromkeys(grade.CANARIES, "fails")
-        monkeypatch.setattr(grade, "run_tests", lambda *given: {**outcomes, **canaries})
-
-    return fake
-
-
-@needs_solutions
-def test_points_come_in_groups_and_reports_agree(faked, capsys, monkeypatch):
-    """Of exercise 4 one of two tests of the dtype fails."""
-    faked(**{
-        "test_rotary_depends_on_the_distance_only[8]": "",
-        "test_rotary_keeps_the_dtype[a]": "",
-        "test_rotary_keeps_the_dtype[b]": "turned x: got 1, expected 2",
-    })  # fmt: skip
-    find_spec = grade.importlib.util.find_spec
-    without = lambda name: None if name == "triton" else find_spec(name)
-    monkeypatch.setattr(grade.importlib.util, "find_spec", without)
-    submit()
-    assert grade.main(["4", "12", "--of", "submission", "--json", "results.json"]) == 1
-    first, reason, second, _, last = capsys.readouterr().out.splitlines()[1:]
-    assert "in part" in first and "2 of 3" in first
-    assert reason.strip() == "dtype: turned x: got 1, expected 2"
-    assert "skipped" in second and last == "2 of 3 points"
-    results = json.loads(Path("results.json").read_text())
-    assert results["score"] == 2
-    rotary, forward = results["tests"]
-    assert (rotary["score"], rotary["max_score"], rotary["status"]) == (2, 3, "failed")
-    assert "distance: 2 of 2" in rotary["output"] and "dtype: 0 of 1" in rotary["output"]
-    assert (forward["score"], forward["max_score"]) == (0, 0) and "status" not in forward
-
-    assert grade.main(["12", "13", "--of", "submission"]) == 0  # skipped fails nothing
-    shutil.copytree("submission", "other")
-    Path("other/canon_gpt.py").unlink()
-    words = ["4", "13", "--of", "submission", "other", "--csv", "grades.csv"]
-    assert grade.main(words) == 1
-    want = ["folder,4,13,points", "submission,2,skipped,2", "other,0,skipped,0"]
-    assert Path("grades.csv").read_text().splitlines() == want
-
-
-@needs_solutions
-def test_the_grader_refuses_bad_input(ends, monkeypatch):
-    for bad in (["0"], ["14"], ["x"], ["--of", "nowhere"], ["--timeout", "0"]):
-        ends(bad, main=grade.main)
-    ends(["--of", ".", ".", "--json", "x"], "--csv", main=grade.main)
-    monkeypatch.setattr(grade, "open_exercises", lambda folder: [5])
-    ends(["--of", "."], "exercise 5 is open here", main=grade.main)
-
-
-# -- Experiments, handing in, handout
-
-
-def test_shipped_runs_are_in_range(here, capsys):
-    """By the checks of experiments 1 to 3."""
-    names = ("copy/runs.json", "copy/points.json", "depo0/runs.json")
-    runs, problems = run_folders.read_all(HERE / "results" / name for name in names)
-    assert not problems
-    for run in runs:
-        usual = run["training"]["lr"] in (1e-2, 2.5e-3, 5e-3)
-        if run["task"].get("N") in (64, 10) and usual:
-            write_toy_run(Path("out", str(runs.index(run))), run)
-    assert check_runs.main(["out", "1", "2", "3"]) == 0, capsys.readouterr().out
-    printed = capsys.readouterr().out
-    assert printed.count("NoPE + Canon-B, seed") >= 2 and printed.count("hops, seed") > 10
-    assert check_runs.main(["out"]) == 1
-    assert "text: needs a finished run" in capsys.readouterr().out
-
-
-def test_a_run_out_of_range_is_named(here, capsys):
-    run = toy_run([0.5], pos="rope", canon="abcd", n_layer=1, n_head=2, d_model=16)
-    evals = [{"step": 1, "eval": {"sequences": 0.5}}]
-    write_toy_run("out/half", {**run, "task": {"name": "copy"}, "evals": evals})
-    assert check_runs.main(["out", "1"]) == 1
-    printed = capsys.readouterr().out
-    assert "CHECK     RoPE + Canon, seed 0: 0.5 (expected 0.9 to 1)" in printed
-    assert "CHECK     RoPE: no finished run" in printed
-
-
-def test_what_is_handed_in_has_code_and_runs_without_weights(here, monkeypatch):
-    monkeypatch.setattr(pack, "ROOT", Path.cwd())
-    for name in ("kernels.py", "test_canon.py", "report.md", "out/a/ckpt.pt", "out/a/config.json"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text("x")
-    pack.main([])
-    with zipfile.ZipFile("submission.zip") as archive:
-        assert sorted(archive.namelist()) == ["kernels.py", "out/a/config.json", "report.md"]
-
-
-def test_the_handout_is_about_these_exercises():
-    """Their titles, points and groups; and its commands are ones that we have."""
-    text = (HERE / "assignment/handout.md").read_text()
-    for number, exercise in grade.EXERCISES.items():
-        heading = rf"^### {number}\. .+ \({exercise.points} points, \d+ minutes\)$"
-        found = re.search(heading, text, re.MULTILINE)
-        assert found, number
-        section = text[found.end() :].split("\n## ")[0].split("\n### ")[0]
-        assert f"python assignment/grade.py {number}\n" in section
-        for group in exercise.groups:
-            assert f"{group.name} {group.points}" in section, (number, group.name)
-        for part in ("**Worked example.**", "**Rules.**", "**Hints.**", "**Pitfalls.**"):
-            assert part in section, (number, part)
-    assert sum(exercise.points for exercise in grade.EXERCISES.values()) == 60
-    for command in re.findall(r"^ *python train.py (.+)$", text, re.MULTILINE):
-        train.read_command_line(command.split())
+        Path("theirs", name).write_text(grade.HOLE.sub(handed_in, text) + "broken below\n")
+    tests = {"test_rotary_depends_on_the_distance_only": 2, "test_rotary_keeps_the_dtype": 1}
+    with patch.object(grade, "points_of_tests", lambda: {4: tests}):
+        status = grade.main(["--of", "theirs", "--json", "results.json", "--timeout", "20"])
+    result = json.loads(Path("results.json").read_text())
+    assert result["score"] == points and status == int(points < 3)
+    assert words in result["tests"][0]["output"] and f"{points} of 3" in capsys.readouterr().out
 
 
 # ---- 8. benchmarks/ --------------------------------------------------------
