@@ -930,7 +930,9 @@ def decide_compile(settings, config):
 def main(argv=None, program=__file__):
     """program: the script that config.json names, if one of your own calls this."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    command = shlex.join(["python", os.path.relpath(program), *argv])
+    path = Path(program).resolve()
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name
+    command = shlex.join(["python", str(path), *argv])
     try:
         settings, task, config = settings_of(argv)
         out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
