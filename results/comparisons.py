@@ -112,7 +112,7 @@ def dots(groups, scores, title, headings):
         colour = ORANGE if runs[0]["model"]["canon"] else GREY
         for hops, count in Counter(plot.last_scores(runs, "hops mastered")).items():
             x, y = centred_lines(count)
-            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=12)
+            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=10)
     return figure
 
 
@@ -284,7 +284,7 @@ COMPARISONS = {
         },
         title="On Python source code, twice the training does not make up for Canon",
         figure=plot.curves,
-        scores={"bits per byte": "bits per byte of text it has not seen (fewer are better)"},
+        scores={"bits per byte": "bits per byte of text it has not seen"},
         names=IN_PLAIN_WORDS | {"RoPE, twice the steps": "rotary, twice the steps"},
     ),
 }
