@@ -38,6 +38,10 @@ class Comparison:
     names: dict = field(default_factory=dict)  # {model: its name in the figure}; none: as in models
     at_nano: dict = field(default_factory=dict)  # {task: flags} where nano's recipe is not used
 
+    def own_recipe(self, task, preset):
+        """The flags that make its recipe another than the preset's."""
+        return self.at_nano.get(task, "") if preset == "nano" else ""
+
 
 # ---- 1. What several comparisons share -------------------------------------
 

@@ -59,9 +59,7 @@ TRAIN = os.path.relpath(train.__file__)
 def arguments_for(comparison, task, model, preset, flags):
     """train.py's arguments for a model on a task. flags: further ones, for all models alike."""
     arguments = ["--task", task, "--preset", preset]
-    if preset == "nano":
-        arguments += comparison.at_nano.get(task, "").split()
-    arguments += flags
+    arguments += comparison.own_recipe(task, preset).split() + flags
     own = comparison.models[model].split()
     if TWICE in own:
         usual, _, _ = train.settings_of(arguments)
@@ -184,13 +182,14 @@ def at_best_rates(tried):
 def train_all(missing):
     """Train these runs. Returns whether all have ended well."""
     # Ctrl-C reaches train.py, too. It saves and ends; this program waits for it.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
     failed = 0
     for arguments in missing:
         status = subprocess.run([sys.executable, train.__file__, *arguments]).returncode
         if status < 0 or status > 128:  # it was told to stop
-            sys.exit(status)
+            sys.exit(130)
         failed += status != 0
+    signal.signal(signal.SIGINT, before)
     return failed == 0
 
 
@@ -287,8 +286,9 @@ def rows_of(claim, runs, found):
             verdict = judge(claim, groups)
             if verdict != NOT_RUN:
                 where = f"{task}, {preset}, {dtype}"
-                if preset == "nano" and task in comparison.at_nano:
-                    where += f", `{comparison.at_nano[task]}`"
+                own_recipe = comparison.own_recipe(task, preset)
+                if own_recipe:
+                    where += f", `{own_recipe}`"
                 judged.append([seeds_in_print(claim, task, groups), where, verdict])
         if not judged and task in comparison.tasks:
             judged = [["", f"{task}: `reproduce.py {claim.comparison}`", NOT_RUN]]
@@ -333,7 +333,7 @@ def main(argv=None):
     for flag in ("--task", "--seed", "--resume"):
         if flag in flags:
             parser.error(f"{flag}: each run of a comparison has its own")
-    if options.name is None:
+    if options.list or options.name is None:
         list_comparisons()
     elif options.name == "claims":
         page = claims_page(finished_runs())
