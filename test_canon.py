@@ -1319,7 +1319,7 @@ class Count(tasks.Task):
             yield Document(tokens, [(0, len(tokens))])
 
 
-def test_documents_are_enough_to_train_and_to_score():
+def test_documents_are_enough_to_be_scored():
     """Nothing predicts a document's first token, so it counts for nothing."""
     task = Count(block_size=11)
     numbers = [document.tokens[1] for document in task.documents(default_rng([5, tasks.EVAL]), 60)]
@@ -1539,6 +1539,7 @@ def test_depo_scores(name, hops):
 
 
 # -- Brevo
+
 
 def read_brevo(text):
     """The edges, [(parent, child), ..], the node that is asked about, the answer's nodes."""
