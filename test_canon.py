@@ -1271,7 +1271,7 @@ def test_the_preset_paper_has_the_papers_numbers(name):
 
 PRESETS_OF_TASKS = []
 for preset in train.PRESETS:
-    PRESETS_OF_TASKS += [(preset, name) for name in train.PRESETS[preset]]
+    PRESETS_OF_TASKS += [(preset, name) for name in tasks.TASKS if name in train.PRESETS[preset]]
 
 
 @parametrize("preset, name", PRESETS_OF_TASKS)
@@ -1317,7 +1317,7 @@ class Count(tasks.Task):
             yield Document(tokens, [(0, len(tokens))])
 
 
-def test_documents_are_enough_to_train_and_to_score():
+def test_documents_are_enough_to_be_scored():
     """Nothing predicts a document's first token, so it counts for nothing."""
     task = Count(block_size=11)
     numbers = [document.tokens[1] for document in task.documents(default_rng([5, tasks.EVAL]), 60)]
@@ -1537,6 +1537,7 @@ def test_depo_scores(name, hops):
 
 
 # -- Brevo
+
 
 def read_brevo(text):
     """The edges, [(parent, child), ..], the node that is asked about, the answer's nodes."""
