@@ -1,6 +1,6 @@
 """See a trained model answer:   python sample.py out/RUN
 
-Shows fresh instances of the run's task with the model's answers, right or wrong:
+Shows instances of the run's task with the model's answers, right or wrong:
 
     <bos> 3 1 , 2 4 , 4 3 , 1 2 , <query_2> 2 [<ans> 3 ✓] <query_1> 3 [<ans> 4 ✗ <ans> 1]
 
@@ -8,29 +8,58 @@ A cross stands between what the model said and what is right. With --prompt the 
 a text of your own, in the task's words:
 
     python sample.py out/RUN --prompt "<bos> 3 1 , 1 2 , 2 3 , <query_1> 3 <ans>"
+
+`load_model` is for notebooks: it returns the task and the model of a run.
 """
 
 import argparse
-import os
-import re
+import json
+import runpy
+import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from runs import RunError, load_model, register
-from tasks import SAMPLES, device_of, wrapped
+from canon_gpt import CanonGPT, Config, Refused
+from tasks import SAMPLES, device_of, make_task, require, wrapped
+
+
+def load_model(folder):
+    """(task, model) of a run, the model on the CPU, with the weights of its last checkpoint.
+
+    Raises Refused if there is no run in this folder, or if its task or mixer is unknown.
+    """
+    try:
+        run = json.loads(Path(folder, "config.json").read_text())
+        saved = torch.load(Path(folder, "ckpt.pt"), map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise Refused(f"there is no {error.filename}") from None
+    except Exception as error:  # a damaged file fails in many ways
+        reason = str(error).partition("\n")[0]
+        raise Refused(f"{folder} holds no run, or a damaged one: {reason}") from None
+    task = make_task(**run["task"], run_seed=run["seed"])
+    model = CanonGPT(Config(**run["model"]))
+    model.load_state_dict(saved["model"])
+    return task, model.eval()
+
+
+def register(program):
+    """Run a file of your own for the tasks, mixers and other parts that it registers. What stands
+    under `if __name__ == "__main__"` does not run, so it does not train."""
+    require(Path(program).is_file(), "program", str(program), "no such file")
+    sys.path.insert(0, str(Path(program).resolve().parent))  # it may import what stands beside it
+    runpy.run_path(str(program), run_name="program")
 
 
 def answered(task, model, seed, temperature=0.0):
-    """One instance of the task in words, with the model's answers in it.
+    """One instance of the task in words, with the model's answers in it: of a hundred the longest.
 
-    task, model   as `runs.load_model` returns them
     temperature   0 takes the likeliest tokens, 1 samples
     """
     rng = np.random.default_rng([seed, SAMPLES])  # other numbers than training's and evaluation's
-    (document,) = task.documents(rng, 1)
+    document = max(task.documents(rng, 100), key=lambda document: len(document.tokens))
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     text = ""
     shown = 0  # how many of the document's tokens are in the text
@@ -40,7 +69,7 @@ def answered(task, model, seed, temperature=0.0):
         length = end - start
         if task.stop is not None:  # the answer ends at `stop`, or where the window is full
             length = room_after(task, asked)
-        answer = go_on(model, asked, length, task.stop, temperature, generator)
+        answer = go_on(task, model, asked, length, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space
         verdict = task.is_right(document, (start, end), answer)
         if verdict is None:  # there is no right or wrong
@@ -54,18 +83,14 @@ def answered(task, model, seed, temperature=0.0):
     return text + task.decode(document.tokens[shown:])
 
 
-def continued(task, model, prompt, length, temperature, seed):
-    """The prompt in words, and what the model writes after it. ValueError for what does not fit."""
+def continued(task, model, prompt, temperature, seed):
+    """The prompt in words, and up to a hundred tokens that the model writes after it."""
     tokens = task.encode(prompt)
     room = room_after(task, tokens)
-    if not tokens or room < 1:
-        raise ValueError(f"--prompt: {len(tokens)} tokens, allowed: 1 to {task.block_size}")
-    if length is None:
-        length = min(100, room)
-    if not 1 <= length <= room:
-        raise ValueError(f"--length {length}: allowed: 1 to {room}")
+    allowed = f"allowed: 1 to {task.block_size} tokens"
+    require(tokens and room > 0, "prompt", f"{len(tokens)} tokens", allowed)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
-    answer = go_on(model, tokens, length, task.stop, temperature, generator)
+    answer = go_on(task, model, tokens, min(100, room), temperature, generator)
     return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
 
 
@@ -74,92 +99,55 @@ def room_after(task, tokens):
     return task.block_size + 1 - len(tokens)
 
 
-def go_on(model, tokens, length, stop, temperature, generator):
+def go_on(task, model, tokens, length, temperature, generator):
     """What the model writes after these tokens: a list of tokens, up to and including `stop`."""
     prompt = torch.tensor([tokens], device=device_of(model))
-    whole = model.generate(prompt, length, temperature, stop, generator)
+    whole = model.generate(prompt, length, temperature, task.stop, generator)
     return whole[0, len(tokens) :].tolist()
 
 
-def coloured(text):
-    """For a terminal: right answers in green, wrong ones in red."""
-    # In the patterns, [^][]* is anything but brackets. In what replaces them, \\1 is the answer,
-    # \033[32m begins green, \033[31m begins red, and \033[0m ends the colour.
-    text = re.sub(r"(\[[^][]*✓\])", "\033[32m\\1\033[0m", text)
-    return re.sub(r"(\[[^][]*✗[^][]*\])", "\033[31m\\1\033[0m", text)
+def show(text):
+    """Print a text, with ? in place of what the terminal's encoding lacks, such as ✓."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding))
 
 
-# ---- The command line ------------------------------------------------------
-
-
-def fail(message):
+def end(message):
+    """End the program with one line; status 2 means bad input."""
     print(f"sample.py: {message}", file=sys.stderr)
-    sys.exit(2)
+    raise SystemExit(2)
 
 
-def read_command_line(argv):
+def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = fail  # one line, without argparse's usage
+    parser.error = end  # one line, without argparse's usage
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
-    parser.add_argument("--count", type=int, help="how many instances (default: 3)")
+    parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
-    parser.add_argument(
-        "--length",
-        type=int,
-        help="at most this many tokens after --prompt (default: 100, or what fits)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        help="0: the likeliest tokens (default); 1: sample",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument(
-        "--program",
-        type=Path,
-        help="a file that registers a task, mixer, Canon layer or positions of your own",
-    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest tokens (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instances (0)")
+    parser.add_argument("--program", type=Path, help="a file that registers parts of your own")
     args = parser.parse_args(argv)
-    if args.count is not None and args.prompt is not None:
-        fail("--count: means nothing beside --prompt")
-    if args.count is None:
-        args.count = 3
-    if not 1 <= args.count <= 10_000:
-        fail(f"--count {args.count}: allowed: 1 to 10,000")
-    if args.temperature != 0 and not 0.01 <= args.temperature <= 100:
-        fail(f"--temperature {args.temperature}: allowed: 0, and 0.01 to 100")
-    if not 0 <= args.seed < 2**32:
-        fail(f"--seed {args.seed}: allowed: 0 to {2**32 - 1:,}")
-    if args.length is not None and args.prompt is None:
-        fail("--length: means nothing without --prompt")
-    if args.program is not None and not args.program.is_file():
-        fail(f"--program {args.program}: no such file")
-    return args
-
-
-def main(argv=None):
-    args = read_command_line(argv)
-    if args.program is not None:
-        register(args.program)
-    # Users who want no colours set NO_COLOR, in any program (no-color.org).
-    in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     try:
+        require(args.temperature >= 0, "temperature", args.temperature, "allowed: 0 or more")
+        require(0 <= args.seed < 2**32, "seed", args.seed, f"allowed: 0 to {2**32 - 1:,}")
+        if args.program is not None:
+            register(args.program)
         task, model = load_model(args.run)
         if args.prompt is not None:
-            text = continued(task, model, args.prompt, args.length, args.temperature, args.seed)
-            print(wrapped(text))
+            show(wrapped(continued(task, model, args.prompt, args.temperature, args.seed)))
             return
         for number in range(args.count):
-            text = wrapped(answered(task, model, args.seed + number, args.temperature))
-            print(coloured(text) if in_colour else text, end="\n\n")
-    except (RunError, ValueError, OSError) as error:
-        fail(error)
+            show(wrapped(answered(task, model, args.seed + number, args.temperature)) + "\n")
+    except Refused as error:
+        end(error)
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `sample.py .. | head` ends quietly
     main()

@@ -13,17 +13,17 @@ expressions.
 
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
 (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the table
-of tasks, where a task of your own goes too; 10 prints examples. The default arguments of a task are
-its sizes in train.py's preset nano. Comments such as `# exercise 7` belong to the assignment;
-ignore them otherwise.
+of tasks, where a task of your own goes too; 10 prints an instance of one. The default arguments of
+a task are its sizes in train.py's preset nano. Comments such as `# exercise 7` belong to the
+assignment; ignore them otherwise.
 """
 
+import argparse
 import functools
 import hashlib
 import inspect
 import math
 import random
-import sys
 import sysconfig
 import textwrap
 from collections import defaultdict
@@ -33,6 +33,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
+
+from canon_gpt import Refused
 
 # ---- 1. A task -------------------------------------------------------------
 #
@@ -89,14 +91,13 @@ class Task:
     """The base class of all tasks. To add your own, subclass it and enter it in TASKS.
 
     A task defines `documents`, which training and evaluation draw (those of Capo and Text are only
-    shown: they override `batch` and `evaluate`); `meaning`, one line about them; `vocabulary`, what
-    each token stands for (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`.
+    shown: they override `batch` and `evaluate`); `vocabulary`, what each token stands for (token 0
+    is padding); and, if it scores otherwise, `evaluate` and `units`.
 
-    Each argument of its constructor has a default, its size in the preset nano. (To name the run,
-    train.py also makes the task with its defaults. So the default of a file must exist.) For the
-    arguments of our tasks, such as N, train.py has options; one of another name needs an option
-    there. The constructor calls `check_fits` with the length of its longest document: training cuts
-    off a longer one, and scoring it fails. make_task adds `name`, `run_seed` and `settings`.
+    Each argument of its constructor has a default, its size in the preset nano. For the arguments
+    of our tasks, such as N, train.py has options; one of another name needs an option there. The
+    constructor calls `check_fits` with the length of its longest document: training cuts off a
+    longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
     """
 
     # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
@@ -105,7 +106,7 @@ class Task:
     chance = None  # the share that guessing gets right, where it is worth a line in a figure
     stop = None  # the token that ends an answer, where answers differ in length
     space = " "  # between tokens in print
-    found_settings = {}  # what a task finds out itself, such as a text's size
+    measured = ()  # attributes that a run records, too, such as the size of a text
     run_seed = 0  # the seed of the run that the task is for; Capo's people depend on it
 
     def __init__(self, block_size):
@@ -115,6 +116,12 @@ class Task:
     @property
     def vocab_size(self):
         return len(self.vocabulary)
+
+    @property
+    def settings(self):
+        """What a run records of its task. make_task(**settings) makes the task again."""
+        measured = {field: getattr(self, field) for field in self.measured}
+        return {"name": self.name, **self.parameters, **measured}
 
     def documents(self, rng, count):
         """`count` Documents, in a list or yielded one by one. All chance must come from rng."""
@@ -153,17 +160,16 @@ class Task:
 
     def evaluate(self, model, seed, n):
         """{score: float} on n documents, the same at each evaluation of a run: the share of
-        documents with all target tokens right, and the share of target tokens that are right."""
+        documents with all answers right, and the share of the answers' tokens that are right."""
         documents = list(self.documents(np.random.default_rng([seed, EVAL]), n))
         right = self.right_tokens(model, [document.tokens for document in documents])
-        right_documents, right_targets = [], []
+        right_documents, right_tokens = [], []
         for row, document in zip(right, documents):
-            # Nothing predicts the first token of a document, so it is left out, even as a target.
-            answers = [row[max(start, 1) : end] for start, end in document.targets]
-            outcomes = np.concatenate(answers)  # a bool per target token
+            answers = [row[start:end] for start, end in self.answer_spans(document)]
+            outcomes = np.concatenate(answers)  # a bool per token
             right_documents.append(outcomes.all())
-            right_targets.append(outcomes)
-        return {"sequences": share(right_documents), "tokens": share(np.concatenate(right_targets))}
+            right_tokens.append(outcomes)
+        return {"sequences": share(right_documents), "tokens": share(np.concatenate(right_tokens))}
 
     @torch.no_grad()
     def right_tokens(self, model, sequences):
@@ -182,11 +188,9 @@ class Task:
         return F.pad(torch.cat(right), (1, 0)).cpu().numpy()
 
     def check_fits(self, longest):
-        """ValueError if a window does not hold `longest` tokens."""
+        """Refused if a window does not hold `longest` tokens."""
         needed = f"at least {longest - 1} to hold an instance"
         require(longest <= self.block_size + 1, "block_size", self.block_size, needed)
-
-    # For sample.py, which shows a model's answers:
 
     def answer_spans(self, document):
         """What a model is asked in this document: spans of its tokens. Nothing predicts the first
@@ -200,12 +204,12 @@ class Task:
         return answer == document.tokens[start:end]
 
     def encode(self, text):
-        """The tokens of a text in the task's words. Raises ValueError for a word that the task does
+        """The tokens of a text in the task's words. Raises Refused for a word that the task does
         not have."""
         tokens = []
         for word in text.split():
             if word not in self.vocabulary:
-                raise ValueError(f"{word!r} is not a word of {self.name}")
+                raise Refused(f"{word!r} is not a word of {self.name}")
             tokens.append(self.vocabulary.index(word))
         return tokens
 
@@ -239,7 +243,7 @@ def share(outcomes):
 
 def require(ok, field, value, reason):
     if not ok:
-        raise ValueError(f"{field} = {value!r}: {reason}")
+        raise Refused(f"{field} = {value!r}: {reason}")
 
 
 def require_range(field, value, least, most=10**6):  # more than a million can only be a slip
@@ -271,8 +275,6 @@ def score_text(value, unit):
 
 
 class Copy(Task):
-    meaning = "after <query>, the numbers once more in the same order"
-
     def __init__(self, N=64, block_size=129):
         super().__init__(block_size)
         require_range("N", N, 2)
@@ -325,15 +327,12 @@ class NamesTask(Task):
 
 
 class Depo(NamesTask):
-    meaning = "the edges of a cycle, x y for x -> y; then questions: who comes k after q?"
     most_questions = 10  # in an instance; n if it has fewer nodes
 
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
-        # N hops would lead back to q itself. `evaluate` asks for k = 1, 2, 3, 4, 8 .. K: at K = 256
-        # these are ten, as many as one instance has questions.
-        require_range("K", K, 1, min(N - 1, 256))
+        require_range("K", K, 1, N - 1)  # N hops would lead back to q itself
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge_length = 2 * self.words.longest + (1 if separator else 0)  # at most, in tokens
@@ -422,19 +421,9 @@ class Depo2(Depo):
 
 def draw_sizes(rng, count, N):
     """`count` sizes n in 3..N, P(n) proportional to 1 / (n + sqrt N), as in the paper."""
-    # A uniform number between P(size < n) and P(size <= n) stands for n. searchsorted counts how
-    # many of the sizes, which start at 3, are smaller than that n.
-    uniform = rng.random(count)
-    smaller_sizes = np.searchsorted(chances_up_to(N), uniform, side="right")
-    return (3 + smaller_sizes).tolist()
-
-
-@functools.lru_cache
-def chances_up_to(N):
-    """P(a size is at most n) for n in 3..N."""
-    weights = 1 / (np.arange(3, N + 1) + N**0.5)
-    sums = weights.cumsum()
-    return sums / sums[-1]
+    sizes = np.arange(3, N + 1)
+    weights = 1 / (sizes + N**0.5)
+    return rng.choice(sizes, count, p=weights / weights.sum()).tolist()
 
 
 def shuffles(rng, sizes):
@@ -555,15 +544,14 @@ MOST_EDGES = 4  # the most parents of a node, and the most children
 
 
 class Brevo(NamesTask):
-    meaning = "edges, parent child; then all that q depends on, parents before their children"
+    units = {"all": "share"}
 
     def __init__(self, N, V, word_len, block_size):
         super().__init__(block_size)
         require_range("N", N, 3)
         self.N, self.words = N, Words(N, V, word_len)
         # A window must hold the most edges and the longest answer, in words of average length. An
-        # instance that is longer than the window is drawn again. (In the smallest window, that is
-        # 3% of Brevo2's at N = 5, and none of 20,000 at N = 20.)
+        # instance that is longer than the window, as Brevo2's may be at N = 50, is drawn again.
         most_edges = sum(min(MOST_EDGES, node) for node in range(N))  # a parent is an earlier node
         most_words = 2 * most_edges + 1 + N  # the edges, q and the answer
         average = (self.words.shortest + self.words.longest) / 2
@@ -571,27 +559,23 @@ class Brevo(NamesTask):
         self.vocabulary = ["", *self.words.vocabulary, "<bos>", "<query>", "<ans>", "<eos>"]
         self.bos, self.query, self.ans, self.eos = range(self.vocab_size - 4, self.vocab_size)
         self.stop = self.eos
-        depths = {f"depth={depth}": "share" for depth in range(1, 6)}  # greater ones are rare
-        self.units = {"all": "share", **depths}
 
     def documents(self, rng, count):
-        sizes = draw_sizes(rng, count, self.N)
-        for document, _, _ in self.instances(rng, sizes):
-            yield document
+        return self.instances(rng, draw_sizes(rng, count, self.N))
 
     def instances(self, rng, sizes):
-        """Yields, for each size n, a document, each node's parents, and q."""
+        """Yields a document for each size n."""
         all_names = self.words.draw(rng, sizes)
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for single numbers
         for names in all_names:
-            document, parents, q = self.instance(dice, names)
+            document = self.instance(dice, names)
             while len(document.tokens) > self.block_size + 1:  # rare: see __init__
                 (names,) = self.words.draw(rng, [len(names)])
-                document, parents, q = self.instance(dice, names)
-            yield document, parents, q
+                document = self.instance(dice, names)
+            yield document
 
     def instance(self, dice, names):
-        """A document, each node's parents, and q. names[x] is the word of node x, a tuple."""
+        """A document. names[x] is the word of node x, a tuple."""
         n = len(names)
         parents = draw_graph(dice, n)
         q = dice.randrange(n - math.ceil(n / 4), n)  # in the last quarter: it has parents
@@ -609,7 +593,7 @@ class Brevo(NamesTask):
             answer += names[node]
         answer.append(self.eos)
         document.ask(answer)
-        return document, parents, q
+        return document
 
     def verify(self, prompt, answer):
         """Whether the answer is right for the prompt, which ends in <ans>. Both are lists."""
@@ -636,33 +620,22 @@ class Brevo(NamesTask):
         return self.verify(document.tokens[: span[0]], answer)
 
     def evaluate(self, model, seed, n):
-        """n greedy answers at size N: the share right, of all and by depth of q (paper Fig. 9)."""
-        groups = defaultdict(list)  # by length, as `generate` takes prompts of one length
+        """n greedy answers at size N: the share that is right."""
         rng = np.random.default_rng([seed, EVAL])
-        sizes = [self.N for _ in range(n)]
-        for document, parents, q in self.instances(rng, sizes):
+        prompts = defaultdict(list)  # by length, as `generate` takes prompts of one length
+        longest = defaultdict(int)  # their longest answer; any right answer is as long as ours
+        for document in self.instances(rng, [self.N for _ in range(n)]):
             ((start, end),) = self.answer_spans(document)
-            prompt, answer = document.tokens[:start], document.tokens[start:end]
-            groups[len(prompt)].append((prompt, len(answer), depth_of(parents, q)))
-        right = defaultdict(list)
-        for group in groups.values():
-            prompts = [prompt for prompt, _, _ in group]
-            longest = max(length for _, length, _ in group)  # right answers are as long as ours
-            answers = self.answer_greedily(model, prompts, longest)
-            for (prompt, _, depth), answer in zip(group, answers):
-                verdict = self.verify(prompt, answer)
-                right["all"].append(verdict)
-                right[f"depth={depth}"].append(verdict)
-        # A depth that no instance has gets no score.
-        return {score: share(right[score]) for score in self.units if score in right}
-
-    def answer_greedily(self, model, prompts, longest):
-        """What the model writes after prompts of one length: lists of tokens."""
-        answers = []
-        for rows in torch.tensor(prompts, device=device_of(model)).split(WRITTEN_ROWS):
-            whole = model.generate(rows, longest, temperature=0.0, stop=self.eos)
-            answers += whole[:, rows.shape[1] :].tolist()
-        return answers
+            prompts[start].append(document.tokens[:start])
+            longest[start] = max(longest[start], end - start)
+        verdicts = []
+        for length in prompts:
+            for rows in torch.tensor(prompts[length]).split(WRITTEN_ROWS):
+                rows = rows.to(device_of(model))
+                whole = model.generate(rows, longest[length], temperature=0.0, stop=self.eos)
+                for tokens in whole.tolist():
+                    verdicts.append(self.verify(tokens[:length], tokens[length:]))
+        return {"all": share(verdicts)}
 
 
 class Brevo1(Brevo):
@@ -721,18 +694,6 @@ def draw_order(dice, parents, q):
     return order[::-1]
 
 
-def depth_of(parents, q):
-    """How many edges up from q the nearest leaf is."""
-    level, steps = {q}, 0  # the nodes that lie `steps` edges up from q
-    while all(parents[node] for node in level):  # until one of them is a leaf
-        above = set()
-        for node in level:
-            above.update(parents[node])
-        level = above
-        steps += 1
-    return steps
-
-
 # ---- 5. Mano: knowledge manipulation ---------------------------------------
 #
 #     [<bos> <len_3> * - 7 20 + 3 9 <ans> 5]      (7 - 20) * (3 + 9) = 5 mod 23
@@ -744,7 +705,6 @@ def depth_of(parents, q):
 
 
 class Mano(Task):
-    meaning = "an expression in prefix notation, and its value modulo 23"
     modulus = 23
     chance = 0.06  # zero is the likeliest value: 6% of short expressions have it
 
@@ -878,6 +838,7 @@ GRAMMARS = {  # {symbol: its rules, with | between them}, from the paper
         9: "1 3 3 | 2 2 | 1 1 1 | 3 2 3",
     },
 }
+MOST_RULES, MOST_PARTS = 4, 3  # of a symbol, and of a rule
 
 
 class Grammar:
@@ -910,12 +871,8 @@ class Grammar:
 
         # The rules as tables, for `sample`: n_rules[symbol] counts a symbol's rules, and
         # parts[symbol, number] has the parts of one, then zeros.
-        most_rules, most_parts = 0, 0
-        for rules_of_symbol in self.rules.values():
-            most_rules = max(most_rules, len(rules_of_symbol))
-            most_parts = max(most_parts, *map(len, rules_of_symbol))
         self.n_rules = np.zeros(self.root + 1, dtype=np.int64)
-        self.parts = np.zeros((self.root + 1, most_rules, most_parts), dtype=np.int64)
+        self.parts = np.zeros((self.root + 1, MOST_RULES, MOST_PARTS), dtype=np.int64)
         for symbol, rules_of_symbol in self.rules.items():
             self.n_rules[symbol] = len(rules_of_symbol)
             for number, rule in enumerate(rules_of_symbol):
@@ -1002,7 +959,6 @@ def band_product(left, right, left_width, right_width):
 
 
 class Lano(Task):
-    meaning = "a sentence of the grammar"
     units = {"sentences": "share", "KL": "nats"}
 
     def __init__(self, cfg="cfg3f", root=17, block_size=128):
@@ -1123,13 +1079,7 @@ FILLERS = 50  # the different words that wordings are made of
 
 
 class Capo(Task):
-    meaning = "a life: names and values, by kind and number, and the words between them"
-    units = {
-        "names": "share",
-        "facts": "share",
-        "bits": "bits",
-        "bits/param": "bits per parameter",
-    }
+    units = {"names": "share", "facts": "share", "bits": "bits", "bits/param": "bits per parameter"}
 
     def __init__(self, N=2000, exposures=100, block_size=139):
         super().__init__(block_size)
@@ -1266,92 +1216,107 @@ def epoch_order(seed, epoch, N):
 # score is how many bits the model needs for each of its bytes.
 
 
+WHICH_TEXT = ("size", "sha256")  # the settings that tell one text from another
+
+
 class Text(Task):
     """text    "python": the .py files of this Python's standard library; or the path of a file
     size    of the text, in bytes
-    sha256  of the text. A run records both, and a text that differs is refused, so that runs on
-            other texts, or on another Python's library, are never compared
+    sha256  of the text. A run records both, as only scores on the same text can be compared
     """
 
-    meaning = "a text, byte by byte"
     units = {"bits per byte": "bits per byte"}
+    measured = WHICH_TEXT
     bytes_per_block = 4096  # of the text; block_size, a model's context, is another size
     held_out_every = 20  # blocks
     context = 64  # bytes that stand before every byte that is scored
     space = ""
 
-    def __init__(self, text="python", block_size=256, size=None, sha256=None):
+    def __init__(self, text="python", block_size=256):
         super().__init__(block_size)
         # A window fits in a block, and at least half of it is scored.
         require_range("block_size", block_size, 2 * self.context, self.bytes_per_block - 1)
         self.text = text
-        data = read_text(text)
-        self.size, self.sha256 = len(data), hashlib.sha256(data).hexdigest()
-        self.found_settings = {"size": self.size, "sha256": self.sha256}
-        least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
-        require(self.size >= least, "text", text, f"at least {least:,} bytes; it has {self.size:,}")
-        reason = f"the text of the run was another; {text} has {self.size:,} bytes, {self.sha256}"
-        require(size in (None, self.size), "size", size, reason)
-        require(sha256 in (None, self.sha256), "sha256", sha256, reason)
-        self.tokens = 1 + np.frombuffer(data, dtype=np.uint8).astype(np.int64)  # 0 is padding
         # A byte's word is what Python prints between b' and ', such as a, \n or \xff.
         self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
+
+    @functools.cached_property
+    def data(self):
+        """The text's bytes. They are read when first needed, so a trained model can go on from a
+        prompt where its text is not."""
+        data = read_text(self.text)
+        least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
+        reason = f"at least {least:,} bytes; it has {len(data):,}"
+        require(len(data) >= least, "text", self.text, reason)
+        return data
+
+    @property
+    def size(self):
+        return len(self.data)
+
+    @functools.cached_property
+    def sha256(self):
+        return hashlib.sha256(self.data).hexdigest()
+
+    def windows(self, starts):
+        """The windows that begin at these bytes: tokens, (windows, block_size + 1) int64."""
+        data = np.frombuffer(self.data, dtype=np.uint8)
+        rows = [data[start : start + self.block_size + 1] for start in starts]
+        return 1 + np.stack(rows).astype(np.int64)  # 0 is padding
 
     def batch(self, seed, step, batch_size):
         """Windows from anywhere in the text but the blocks that are held out."""
         rng = np.random.default_rng([seed, TRAIN, step])
-        width = self.block_size + 1
-        windows = []
-        while len(windows) < batch_size:
-            start = int(rng.integers(0, self.size - width + 1))
-            if not self.meets_held_out(start, start + width):
-                windows.append(self.tokens[start : start + width])
-        tokens = np.stack(windows)
+        starts = []
+        while len(starts) < batch_size:
+            start = int(rng.integers(0, self.size - self.block_size))
+            end = start + self.block_size  # its last byte
+            # A window is shorter than a block, so it meets no other blocks than its ends do.
+            if not (self.is_held_out(start) or self.is_held_out(end)):
+                starts.append(start)
+        tokens = self.windows(starts)
         return tokens, np.ones_like(tokens, dtype=bool)
 
-    def meets_held_out(self, start, end):
-        first, last = start // self.bytes_per_block, (end - 1) // self.bytes_per_block
-        return any(self.is_held_out(block) for block in range(first, last + 1))
-
-    def is_held_out(self, block):
+    def is_held_out(self, place):
+        """Whether the byte at this place is in a block that is held out."""
+        block = place // self.bytes_per_block
         return block % self.held_out_every == self.held_out_every - 1
 
-    def held_out_windows(self, n=None):
-        """n windows of block_size + 1 tokens, evenly spread over the blocks held out; all, if n is
-        None or there are not so many.
-
-        Within a block, a window's scored bytes begin where those of the window before it end.
-        """
+    def held_out_starts(self):
+        """Where the windows begin that are scored. Within a block that is held out, a window's
+        scored bytes begin where those of the window before it end."""
         width = self.block_size + 1
         scored = width - self.context  # bytes per window
         starts = []
-        for block in filter(self.is_held_out, range(self.size // self.bytes_per_block)):
-            first = block * self.bytes_per_block
-            last = first + self.bytes_per_block - width  # the last start that fits
-            starts += range(first, last + 1, scored)
-        count = len(starts) if n is None else min(n, len(starts))
-        chosen = np.linspace(0, len(starts) - 1, count).astype(int)
-        return np.stack([self.tokens[starts[i] : starts[i] + width] for i in chosen])
+        for block_end in range(self.bytes_per_block, self.size + 1, self.bytes_per_block):
+            if self.is_held_out(block_end - 1):
+                block_start = block_end - self.bytes_per_block
+                starts += range(block_start, block_end - width + 1, scored)
+        return starts
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
-        """Bits per byte on n windows that are held out, the same for all seeds."""
-        device = device_of(model)
-        bits = []
-        for rows in torch.from_numpy(self.held_out_windows(n)).split(ROWS):
-            rows = rows.to(device)
+        """Bits per byte on n windows that are held out, the same for all seeds. They are evenly
+        spread over the text; there may be fewer than n."""
+        starts = self.held_out_starts()
+        chosen = np.linspace(0, len(starts) - 1, min(n, len(starts))).astype(int)
+        windows = self.windows([starts[i] for i in chosen])
+        nats = []
+        for rows in torch.from_numpy(windows).to(device_of(model)).split(ROWS):
             logits, _ = model(rows[:, :-1])
             # logits[:, t] predicts byte t + 1. cross_entropy wants (rows, vocab_size, bytes): .mT.
             scored_logits = logits[:, self.context - 1 :].float()
-            nats = F.cross_entropy(scored_logits.mT, rows[:, self.context :], reduction="none")
-            bits.append(nats.double().flatten() / math.log(2))
-        return {"bits per byte": torch.cat(bits).mean().item()}
+            cost = F.cross_entropy(scored_logits.mT, rows[:, self.context :], reduction="none")
+            nats.append(cost.cpu())
+        # In float64, so on the CPU: Apple's GPUs have none.
+        bits = torch.cat(nats).double() / math.log(2)
+        return {"bits per byte": bits.mean().item()}
 
     def documents(self, rng, count):
         """Windows that are held out, to look at."""
-        windows = self.held_out_windows()
-        chosen = windows[rng.integers(0, len(windows), count)].tolist()
-        return [Document(tokens, [(0, len(tokens))]) for tokens in chosen]
+        starts = self.held_out_starts()
+        for tokens in self.windows(rng.choice(starts, count)).tolist():
+            yield Document(tokens, [(0, len(tokens))])
 
     def answer_spans(self, document):
         """The second half: how would the model go on?"""
@@ -1367,17 +1332,13 @@ class Text(Task):
         return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
 
 
-WHICH_TEXT = ("size", "sha256")  # the settings that tell one text from another
-
-
-@functools.lru_cache(maxsize=2)
 def read_text(text):
     """The bytes of a file, or of the standard library: its .py files in alphabetical order."""
     if text != "python":
         try:
-            return Path(text).read_bytes()
+            return Path(text).expanduser().read_bytes()
         except OSError as error:
-            raise ValueError(f"text = {text!r}: {error.strerror}") from None
+            raise Refused(f"text = {text!r}: {error.strerror}") from None
     library = Path(sysconfig.get_path("stdlib"))
     # Tests, which some installations lack, and packages that are not the library's.
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
@@ -1409,41 +1370,38 @@ def make_task(name, run_seed=0, **parameters):
     """A task; parameters, such as N, replace the defaults of its constructor.
 
     run_seed  the seed of the run that the task is for
-    Raises ValueError. It names what is unknown or does not fit, its value, and what is allowed.
+    What a task measures may be among the parameters, as in `task.settings`: it is measured anew.
+    Raises Refused. It names what is unknown or does not fit, its value, and what is allowed.
     """
     name = ALIASES.get(name, name)
     require(name in TASKS, "task", name, f"allowed: {', '.join(TASKS | ALIASES)}")
+    for field in TASKS[name].measured:
+        parameters.pop(field, None)
     signature = inspect.signature(TASKS[name])
+    known = ", ".join(signature.parameters)
     for field, value in parameters.items():
-        known = ", ".join(signature.parameters)
         reason = f"{name} has no such parameter; it has {known}"
         require(field in signature.parameters, field, value, reason)
-    for field, parameter in signature.parameters.items():
-        has_default = parameter.default is not parameter.empty
-        require(has_default, "task", name, f"its argument {field} needs a default")
     bound = signature.bind(**parameters)
     bound.apply_defaults()
-    arguments = bound.arguments  # a dict, with the defaults
-    task = TASKS[name](**arguments)
-    task.name, task.run_seed = name, run_seed
-    task.settings = {"name": name, **arguments, **task.found_settings}
+    task = TASKS[name](**bound.arguments)
+    task.name, task.parameters = name, bound.arguments  # a dict, with the defaults
+    task.run_seed = run_seed
     return task
 
 
-# ---- 10. An example of each:   python tasks.py depo ------------------------
+# ---- 10. An instance of a task:   python tasks.py depo ---------------------
 
 
 def printed(task, document):
     """A document in words, its targets in [brackets]."""
     parts, shown = [], 0  # shown: how many tokens are in parts
     for start, end in document.targets:
-        if start > shown:
-            parts.append(task.decode(document.tokens[shown:start]))
+        parts.append(task.decode(document.tokens[shown:start]))
         parts.append(f"[{task.decode(document.tokens[start:end])}]")
         shown = end
-    if shown < len(document.tokens):
-        parts.append(task.decode(document.tokens[shown:]))
-    return " ".join(parts)
+    parts.append(task.decode(document.tokens[shown:]))
+    return " ".join(filter(None, parts))  # without empty parts
 
 
 def wrapped(text):
@@ -1453,22 +1411,13 @@ def wrapped(text):
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
 
 
-def main(arguments):
-    try:
-        if len(arguments) != 1:
-            raise ValueError(f"usage: python tasks.py TASK, one of {', '.join(TASKS)}")
-        task = make_task(arguments[0])
-    except ValueError as error:
-        print(f"tasks.py: {error}", file=sys.stderr)
-        raise SystemExit(2)
-    settings = [f"{field} = {value}" for field, value in task.settings.items() if field != "name"]
-    print(f"{task.name}: {', '.join(settings)}; a vocabulary of {task.vocab_size}\n")
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Print an instance, its targets in [brackets].")
+    parser.add_argument("task", choices=list(TASKS | ALIASES))
+    task = make_task(parser.parse_args(argv).task)
     (document,) = task.documents(np.random.default_rng(0), 1)
     print(wrapped(printed(task, document)))
-    print(f"\n{task.meaning}\nthe loss counts what stands in [brackets]")
-    if isinstance(task, NamesTask) and task.words.longest > 1:
-        print("dots join a word's tokens")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

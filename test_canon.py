@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 import xml.etree.ElementTree
@@ -52,15 +53,12 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "results"), str(HERE / "assignment")]
 
 import canon_gpt
-import check_runs
 import claims
 import grade
 import kernels
 import make
-import pack
 import plot
 import reproduce
-import runs as run_folders
 import sample
 import tasks
 import train
@@ -86,16 +84,15 @@ from canon_gpt import (
 )
 from claims import (
     CLAIMS,
+    Claim,
     Seeds,
     above,
-    above_chance_but_below,
-    all_hold,
     at_chance,
-    at_least_times,
-    close_to,
-    covers,
+    close,
+    errs,
+    half_way,
     reaches,
-    takes_fewer_steps,
+    times,
 )
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
@@ -1010,30 +1007,15 @@ class Fake(torch.nn.Module):
             setattr(self, name, method)
 
 
-def spans_of(marks):
-    """The runs of True in a list of bool, [(start, end), ..]."""
-    spans = []
-    for place, marked in enumerate(marks):
-        if marked and (place == 0 or not marks[place - 1]):
-            spans.append((place, place))
-        if marked:
-            start, _ = spans[-1]
-            spans[-1] = (start, place + 1)
-    return spans
+def tiny_model(task):
+    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=1, d_model=8)
+    return CanonGPT(config)
 
 
-def instances(task, rows=200):
-    """The whole documents of a batch in words, such as "<bos> 2 1 <query> [2 1]"."""
-    tokens, mask = task.batch(3, 5, rows)
-    assert tokens.shape == mask.shape == (rows, task.block_size + 1)
-    assert tokens.dtype == np.int64 and mask.dtype == bool
-    for row, marks in zip(tokens.tolist(), mask.tolist()):
-        starts = [place for place, token in enumerate(row) if token == task.bos]
-        assert starts[0] == 0
-        ends = starts[1:] or [len(row)]  # the last one may be cut off, unless it is alone
-        for start, end in zip(starts, ends):
-            document = Document(row[start:end], spans_of(marks[start:end]))
-            yield tasks.printed(task, document)
+def instances(task, count=1000):
+    """Documents in words, such as "<bos> 2 1 <query> [2 1]"."""
+    for document in task.documents(default_rng(0), count):
+        yield tasks.printed(task, document)
 
 
 # -- All tasks
@@ -1041,70 +1023,15 @@ def instances(task, rows=200):
 
 @parametrize("name", tasks.TASKS)
 def test_batches_are_pure(name):
-    task, again = make_task(name), make_task(name)
-    tokens, mask = task.batch(1, 7, 16)
-    for other in (again, task):
-        same_tokens, same_mask = other.batch(1, 7, 16)
-        assert np.array_equal(tokens, same_tokens) and np.array_equal(mask, same_mask)
-    for arguments in ((1, 8, 16), (2, 7, 16), (7, 1, 16)):
-        other_tokens, _ = task.batch(*arguments)
-        assert not np.array_equal(tokens, other_tokens)
-    windows = set()
-    for step in range(20):
-        tokens, _ = task.batch(0, step, 16)
-        windows.update(row.tobytes() for row in tokens)
+    tokens, mask = make_task(name).batch(1, 7, 16)
+    assert tokens.shape == mask.shape and (tokens.dtype, mask.dtype) == (np.int64, bool)
+    task, windows = make_task(name), set()
+    for seed, step in product((1, 7), range(10)):
+        its_tokens, _ = task.batch(seed, step, 16)
+        windows.update(row.tobytes() for row in its_tokens)
     assert len(windows) == 320
-
-
-PRESETS_OF_TASKS = []
-for preset in train.PRESETS:
-    PRESETS_OF_TASKS += [(preset, name) for name in train.PRESETS[preset]]
-
-
-PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the paper has them
-    "copy": (32, 50_000, 1024, {"N": 500}),
-    "depo1": (128, 87_500, 2048, {"N": 225, "K": 8}),
-    "depo2": (128, 100_000, 2048, {"N": 75, "K": 16}),
-    "brevo1": (256, 100_000, 1024, {"N": 70}),
-    "brevo2": (192, 200_000, 1536, {"N": 30}),
-    "mano": (64, 80_000, 1024, {"L": 10}),
-    "lano": (96, 100_000, 512, {"cfg": "cfg3f", "root": None}),
-}
-
-
-@parametrize("name", PAPER)
-def test_the_preset_paper_has_the_papers_numbers(name):
-    batch_size, steps, block_size, sizes = PAPER[name]
-    recipe = train.make_recipe(**train.preset_parts("paper", name))
-    training, model = recipe.training, recipe.model
-    assert (training.batch_size, training.steps) == (batch_size, steps)
-    assert recipe.task.items() >= {**sizes, "block_size": block_size}.items()
-    if name != "copy":
-        assert (model.n_layer, model.d_model, model.n_head) == (12, 768, 12)
-    if name == "lano":
-        assert (training.schedule, training.warmup) == ("linear", 0)
-    else:
-        assert (training.schedule, training.warmup) == ("cosine", 1000)
-
-
-@parametrize("preset, name", PRESETS_OF_TASKS)
-def test_every_preset_is_a_recipe_whose_documents_fit(preset, name):
-    recipe = train.make_recipe(**train.preset_parts(preset, name))
-    assert recipe.training.steps > recipe.training.warmup
-    assert train.run_name(recipe, "float32") == f"{name}_{preset}_rope_bare_s0"
-    task = make_task(**json.loads(json.dumps(recipe.task)))  # as a run's config.json has it
-    assert json.dumps(task.settings) == json.dumps(recipe.task)
-    assert task.vocab_size == recipe.model.vocab_size
-    assert task.batch(0, 0, 2)[1].any(axis=1).all()
-    if name.startswith("depo"):
-        assert task.N > 2 * task.K
-    for document in task.documents(default_rng(0), 100):
-        assert len(document.tokens) <= task.block_size + 1
-        assert 1 <= min(document.tokens) and max(document.tokens) < task.vocab_size
-        shown = 0
-        for start, end in document.targets:
-            assert shown <= start < end <= len(document.tokens)
-            shown = end
+    same_tokens, same_mask = task.batch(1, 7, 16)
+    assert np.array_equal(tokens, same_tokens) and np.array_equal(mask, same_mask)
 
 
 @parametrize("name", [name for name in tasks.TASKS if name not in ("capo", "text")])
@@ -1134,8 +1061,51 @@ def test_a_window_is_documents_in_a_row(name):
         assert marks == expected_marks[: len(row)]
 
 
-@parametrize("name", ("copy", "depo1", "brevo1", "mano"))
-def test_evaluation_is_on_fresh_data(name, monkeypatch):
+PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the paper has them
+    "copy": (32, 50_000, 1024, {"N": 500}),
+    "depo1": (128, 87_500, 2048, {"N": 225, "K": 8}),
+    "depo2": (128, 100_000, 2048, {"N": 75, "K": 16}),
+    "brevo1": (256, 100_000, 1024, {"N": 70}),
+    "brevo2": (192, 200_000, 1536, {"N": 30}),
+    "mano": (64, 80_000, 1024, {"L": 10}),
+    "lano": (96, 100_000, 512, {"cfg": "cfg3f", "root": None}),
+}
+
+
+@parametrize("name", PAPER)
+def test_the_preset_paper_has_the_papers_numbers(name):
+    batch_size, steps, block_size, sizes = PAPER[name]
+    settings, task, config = train.settings_of(["--task", name, "--preset", "paper"])
+    assert (settings.batch_size, settings.steps) == (batch_size, steps)
+    assert task.settings.items() >= {**sizes, "block_size": block_size}.items()
+    if name != "copy":
+        assert (config.n_layer, config.d_model, config.n_head) == (12, 768, 12)
+    if name == "lano":
+        assert (settings.schedule, settings.warmup) == ("linear", 0)
+    else:
+        assert (settings.schedule, settings.warmup) == ("cosine", 1000)
+
+
+PRESETS_OF_TASKS = []
+for preset in train.PRESETS:
+    PRESETS_OF_TASKS += [(preset, name) for name in train.PRESETS[preset]]
+
+
+@parametrize("preset, name", PRESETS_OF_TASKS)
+def test_the_documents_of_every_preset_fit(preset, name):
+    _, task, config = train.settings_of(["--task", name, "--preset", preset])
+    assert (task.vocab_size, task.block_size) == (config.vocab_size, config.block_size)
+    recorded = json.dumps(task.settings)  # as in a run's config.json
+    assert json.dumps(make_task(**json.loads(recorded)).settings) == recorded
+    if name.startswith("depo"):
+        assert task.N > 2 * task.K
+    for document in task.documents(default_rng(0), 100):
+        assert len(document.tokens) <= task.block_size + 1
+        assert 1 <= min(document.tokens) and max(document.tokens) < task.vocab_size
+
+
+@parametrize("name", tasks.TASKS)
+def test_evaluation_gives_its_scores_on_fresh_data(name, monkeypatch):
     task, seeds = make_task(name), []
     draw = np.random.default_rng
 
@@ -1143,103 +1113,68 @@ def test_evaluation_is_on_fresh_data(name, monkeypatch):
         seeds.append(seed)
         return draw(seed)
 
-    def forward(tokens):
-        return torch.zeros(*tokens.shape, task.vocab_size), None
-
-    def generate(tokens, *settings, **named_settings):
-        return tokens
-
     monkeypatch.setattr(np.random, "default_rng", recorded)
-    task.evaluate(Fake(forward=forward, generate=generate), 3, 30)
+    scores = task.evaluate(tiny_model(task), 3, 30)
+    assert list(scores) == list(task.units)
+    assert all(type(score) is float and math.isfinite(score) for score in scores.values())
+    assert name == "text" or [3, tasks.EVAL] in seeds
+    seeds.clear()
     task.batch(3, 7, 2)
-    assert seeds == [[3, tasks.EVAL], [3, tasks.TRAIN, 7]] and tasks.EVAL != tasks.TRAIN
-
-
-@parametrize("name", tasks.TASKS)
-def test_scores_are_those_announced(name):
-    task = make_task(name)
-    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=1, d_model=8)
-    scores = task.evaluate(CanonGPT(config), 0, 40)
-    announced = [score for score in task.units if score in scores or not name.startswith("brevo")]
-    assert list(scores) == announced  # a depth that Brevo did not draw has no score
-    for value in scores.values():
-        assert type(value) is float and math.isfinite(value)
+    assert [3, tasks.TRAIN, 7] in seeds and [3, tasks.EVAL] not in seeds
 
 
 class Count(tasks.Task):
-    """After the number n, n times n."""
+    """After the number n, n times n. Even <bos> is a target."""
 
     vocabulary = ["", "1", "2", "3", "<bos>"]
-    bos = 4
 
     def documents(self, rng, count):
-        documents = []
         for n in rng.integers(1, 4, count).tolist():
-            document = Document([self.bos, n])
-            document.ask([n] * n)
-            documents.append(document)
-        return documents
+            tokens = [4] + [n for _ in range(n + 1)]
+            yield Document(tokens, [(0, len(tokens))])
 
 
 def test_documents_are_enough_to_train_and_to_score():
+    """Nothing predicts a document's first token, so it counts for nothing."""
     task = Count(block_size=11)
-    assert set(instances(task)) == {"<bos> 1 [1]", "<bos> 2 [2 2]", "<bos> 3 [3 3 3]"}
     numbers = [document.tokens[1] for document in task.documents(default_rng([5, tasks.EVAL]), 60)]
 
-    def forward(tokens):
-        guess = tokens.clone()
-        guess[:, 1] %= 3  # so the first 3 of three is wrong
-        return F.one_hot(guess, 5), None
+    def forward(tokens):  # knows all but the first 3 after the number 3
+        following = torch.cat([tokens[:, 1:], tokens[:, 1:2]], dim=1)
+        following[:, 1] %= 3
+        return F.one_hot(following, 5), None
 
     wrong = numbers.count(3)
-    scores = {"sequences": 1 - wrong / 60, "tokens": 1 - wrong / sum(numbers)}
+    scores = {"sequences": 1 - wrong / 60, "tokens": 1 - wrong / sum(n + 1 for n in numbers)}
     assert task.evaluate(Fake(forward=forward), 5, 60) == pytest.approx(scores)
+    assert sample.answered(task, tiny_model(task), seed=0).startswith("<bos> [")
 
 
-class AllAsked(Count):
-    """The same, but <bos> and the number are targets, too."""
-
-    def documents(self, rng, count):
-        documents = super().documents(rng, count)
-        return [Document(whole.tokens, [(0, len(whole.tokens))]) for whole in documents]
-
-
-def test_a_target_may_be_the_first_token():
-    """Nothing predicts it, so it counts for nothing, and nobody is asked for it."""
-    task = AllAsked(block_size=11)
-
-    def forward(tokens):  # of 1 and 2 it knows all, of 3 nothing
-        ended = torch.cat([tokens[:, 1:], tokens[:, 1:2]], dim=1)
-        return F.one_hot(ended % 3 * (tokens[:, 1:2] < 3), 5), None
-
-    documents = task.documents(default_rng([5, tasks.EVAL]), 60)
-    numbers = [document.tokens[1] for document in documents]
-    scores = task.evaluate(Fake(forward=forward), 5, 60)
-    assert scores["sequences"] == pytest.approx(1 - numbers.count(3) / 60)
-
-    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=1, d_model=8)
-    assert sample.answered(task, CanonGPT(config), seed=0).startswith("<bos> [")
-
-
-def test_parameters_and_aliases_replace_the_usual_ones():
+def test_parameters_replace_the_usual_ones():
     task = make_task("depo", N=9, block_size=90)
-    usual = make_task("depo1").settings
-    assert task.name == "depo1" and make_task("brevo").name == "brevo1"
-    assert task.settings == {**usual, "N": 9, "block_size": 90} and task.N == 9
-    depo0 = {"N": 10, "K": 4, "V": 20, "word_len": (1, 1), "separator": True, "block_size": 71}
-    assert make_task("depo0").settings == {"name": "depo0", **depo0}
+    assert task.settings == {**make_task("depo1").settings, "N": 9, "block_size": 90}
+    assert task.settings["name"] == task.name == "depo1" and task.N == 9
 
 
-def test_chances():
-    assert make_task("depo1", N=9, block_size=90).chance == 1 / 8
-    for name in ("copy", "brevo1", "brevo2", "lano", "capo", "text"):
-        assert make_task(name).chance is None
-    task = make_task("mano")
-    values = Counter()
-    for document in task.documents(default_rng(0), 20_000):
-        values[task.decode(document.tokens[-1:])] += 1
-    ((value, times),) = values.most_common(1)
-    assert value == "0" and times / 20_000 == pytest.approx(task.chance, abs=0.01)
+BAD_TASKS = (
+    ("sort", {}, "task = 'sort': allowed: copy, "),
+    ("copy", dict(K=3), "K = 3: copy has no such parameter; it has N, block_size"),
+    ("copy", dict(N=10**8), "N = 100000000: "),
+    ("copy", dict(block_size=128), "block_size = 128: at least 129"),
+    ("depo", dict(K=5), "K = 5: "),
+    ("depo", dict(word_len=(3, 2)), "word_len = (3, 2): "),
+    ("brevo2", dict(block_size=80), "block_size = 80: at least 81"),
+    ("lano", dict(root=22), "block_size = 128: "),
+    ("text", dict(text="no such file"), "text = 'no such file': "),
+    ("text", dict(text=pytest.__file__), f"text = {pytest.__file__!r}: at least 163,840 bytes"),
+)
+
+
+@parametrize("name, parameters, message", BAD_TASKS)
+def test_bad_tasks_are_refused(name, parameters, message):
+    with pytest.raises(canon_gpt.Refused) as error:
+        make_task(name, **parameters).settings  # where a text is read
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 # -- Words and answers
@@ -1254,94 +1189,21 @@ def test_texts_are_the_tokens_in_words(name):
         text = task.decode(document.tokens)
         assert task.encode(text) == document.tokens
         assert text == tasks.printed(task, Document(document.tokens))
-
-
-def test_words_of_several_tokens_are_joined_by_dots():
-    task = make_task("depo2")
-    text = "<bos> 2.1.3.1.1 3.3.3.3.3 <query_2> 2.1.3.1.1 <ans> 3."
-    tokens = task.encode(text)
-    assert [task.vocabulary[token] for token in tokens[:7]] == "<bos> 2. 1. 3. 1. 1 3.".split()
-    assert task.decode(tokens) == text
-    for text, unknown in (("<bos> 2.4.1", "4."), ("1 <eos>", "<eos>"), ("1.1 1.7", "7")):
-        with pytest.raises(ValueError, match=f"^'{unknown}' is not a word of depo2$"):
-            task.encode(text)
-
-
-@parametrize("name", tasks.TASKS)
-def test_right_answers_are_right_and_changed_ones_wrong(name):
-    task = make_task(name)
-    for document in task.documents(default_rng(1), 30):
-        spans = task.answer_spans(document)
-        assert spans
-        for start, end in spans:
-            answer = document.tokens[start:end]
-            if task.stop is not None and answer[-1] != task.stop:
-                answer.append(task.stop)  # a model says where its answer ends
-            verdict = task.is_right(document, (start, end), answer)
-            if name == "text":
-                assert verdict is None  # there are many ways to go on
-                continue
-            assert verdict is True
-            for place, token in enumerate(answer):
-                changed = list(answer)
-                changed[place] = 1 if token != 1 else 2
-                if name != "lano":  # whose change may be another sentence
-                    assert task.is_right(document, (start, end), changed) is False
-            if len(answer) > 1:
-                assert task.is_right(document, (start, end), answer[:-1]) is False
-
-
-def test_what_a_model_is_asked():
-    def asked(name):
-        task = make_task(name)
-        (document,) = task.documents(default_rng(0), 1)
-        words = task.decode(document.tokens).split()
-        answers = []
-        for start, end in task.answer_spans(document):
-            answers.append(task.decode(document.tokens[start:end]))
-        return words, answers
-
-    words, answers = asked("depo0")
-    assert len(answers) == words.count("<ans>") > 1
-    assert all(answer.startswith("<ans> ") for answer in answers)
-    words, answers = asked("brevo2")
-    assert answers == [" ".join(words[words.index("<ans>") + 1 :])]
-    words, answers = asked("mano")
-    assert answers == [words[-1]]
-    words, answers = asked("lano")
-    assert answers == [" ".join(words[1:])]
-    words, answers = asked("capo")
-    kinds = ["month", "day", "year", "pronoun", "birth-city", "university", "major", "employer"]
-    for kind, answer in zip([*kinds, "birth-city"], answers, strict=True):  # work in such a city
-        assert answer.startswith(f"{kind}-") and answer in words
-
-
-def test_scores_in_print():
-    for value, unit, text in (
-        (0.974, "share", "97%"),
-        (1, "share", "100%"),
-        (0.12345, "nats", "0.123"),
-        (1.5, "bits per byte", "1.500"),
-        (2, "bits per parameter", "2.000"),
-        (12345.6, "bits", "12,346"),
-        (12345.6, "steps", "1.235e+04"),
-        (0.5, None, "0.5"),
-    ):
-        assert tasks.score_text(value, unit) == text
+    if name != "text":  # which has all bytes
+        with pytest.raises(canon_gpt.Refused, match=f"^'king' is not a word of {name}$"):
+            task.encode("<bos> king")
 
 
 # -- Copy
 
 
 def test_copy():
-    task = make_task("copy", N=7, block_size=40)
     first_numbers = []
-    for text in instances(task, rows=300):
+    for text in instances(make_task("copy", N=7, block_size=40)):
         numbers, copy = text.removeprefix("<bos> ").split(" <query> ")
         assert copy == f"[{numbers}]" and sorted(numbers.split()) == list("1234567")
         first_numbers.append(numbers[0])
-    assert len(first_numbers) == 600 and drawn_as(first_numbers, "1234567")
-    assert (task.batch(0, 0, 50)[0][:, 32] == task.bos).all()  # the third is cut off
+    assert drawn_as(first_numbers, "1234567")
 
 
 # -- Depo
@@ -1351,9 +1213,6 @@ DEPOS = (
     ("depo1", {}),
     ("depo2", {}),
     ("depo1", dict(N=24, K=5, block_size=300)),
-    ("depo1", dict(V=2, word_len=(2, 3), N=12, block_size=260)),
-    ("depo1", dict(word_len=(1, 1))),
-    ("depo2", dict(N=12, K=4, block_size=400)),
     ("depo0", dict(V=3, word_len=(2, 2), N=9, block_size=200)),
 )
 
@@ -1389,6 +1248,7 @@ def read_depo(task, text):
     return edges, questions
 
 
+@exercise(7, 3)
 @parametrize("name, options", DEPOS, ids=str)
 def test_depo_by_an_independent_checker(name, options):
     task = make_task(name, **options)
@@ -1409,14 +1269,15 @@ def test_depo_by_an_independent_checker(name, options):
             assert answer == want, f"{k} hops after {q}: got {answer}, expected {want}: {text}"
 
 
+@exercise(7, 1)
 def test_depo_order_and_sizes_are_random():
     N = 9
-    task = make_task("depo1", N=N, K=3, block_size=2000)  # so long that hardly any are cut off
+    task = make_task("depo1", N=N, K=3, block_size=90)
     weights = {n: 1 / (n + N**0.5) for n in range(3, N + 1)}
     chances = {n: weight / sum(weights.values()) for n, weight in weights.items()}
     sizes, hops = [], []
     turns, places = [], []
-    for text in instances(task, rows=150):
+    for text in instances(task, count=3000):
         edges, questions = read_depo(task, text)
         sizes.append(len(edges))
         hops += [k for k, _, _ in questions]
@@ -1462,63 +1323,37 @@ def scores_if(task, is_right):
     answer's last token only if is_right(the words before <ans>)."""
 
     def right_tokens(model, texts):
-        longest = max(len(text) for text in texts)
-        right = np.zeros((len(texts), longest), dtype=bool)
+        right = np.zeros((len(texts), max(map(len, texts))), dtype=bool)
         for row, text in zip(right, texts):
             words = [task.vocabulary[token] for token in text]
-            for ans, word in enumerate(words):
-                if word == "<ans>":
-                    end = ans + 1
-                    while end < len(words) and not words[end].startswith("<"):
-                        end += 1
-                    row[ans + 1 : end] = True
-                    row[end - 1] = is_right(words[:ans])
+            for place, word in enumerate(words):
+                if word.startswith("<"):
+                    in_answer, before = word == "<ans>", words[:place]
+                elif in_answer:
+                    row[place] = word.endswith(".") or is_right(before)
         return right
 
     task.right_tokens = right_tokens
     return task.evaluate(None, 0, 50)
 
 
+@exercise(7, 1)
 @parametrize("name, hops", [("depo1", [1, 2]), ("depo0", [1, 2, 3, 4, 6])])
 def test_depo_scores(name, hops):
+    """At the largest size, for each k."""
+    task = make_task(name, K=max(hops))
+
     def is_right(words):
+        assert name == "depo1" or words.count(",") == task.N
         queries = [word for word in words if word.startswith("<query_")]
         return queries[-1] != "<query_2>"
 
-    scores = scores_if(make_task(name, K=max(hops)), is_right)
+    scores = scores_if(task, is_right)
     want = {f"k={k}": float(k != 2) for k in hops}
     assert scores == want, f"scores of a model that fails at two hops: {scores}, expected {want}"
 
 
-def test_depo_is_scored_at_its_largest_size():
-    task, texts = make_task("depo0"), []
-
-    def right_tokens(model, given):
-        texts.extend(given)
-        return np.ones((len(given), max(map(len, given))), dtype=bool)
-
-    task.right_tokens = right_tokens
-    task.evaluate(None, 0, 50)
-    comma = task.vocabulary.index(",")
-    assert [text.count(comma) for text in texts] == [task.N] * 50
-
-
-def test_one_instance_asks_all_scored_hops():
-    task = make_task("depo1", N=5, K=4, block_size=60)
-    task.right_tokens = lambda model, texts: np.ones((1, 60), dtype=bool)
-    assert task.evaluate(None, 0, 1) == {"k=1": 1.0, "k=2": 1.0, "k=3": 1.0, "k=4": 1.0}
-    assert len(make_task("depo1", N=257, K=256, block_size=4000).scored) <= task.most_questions
-
-
 # -- Brevo
-
-BREVOS = (
-    ("brevo1", {}),
-    ("brevo1", dict(N=30, block_size=300)),
-    ("brevo2", {}),
-    ("brevo2", dict(N=14, V=3, word_len=(1, 3), block_size=400)),
-)
-
 
 def read_brevo(text):
     """The edges, [(parent, child), ..], the node that is asked about, the answer's nodes."""
@@ -1530,15 +1365,7 @@ def read_brevo(text):
     return edges, q, answer
 
 
-def neighbours(edges):
-    """{node: the nodes that have an edge to it}."""
-    found = defaultdict(set)
-    for a, b in edges:
-        found[b].add(a)
-    return found
-
-
-@parametrize("name, options", BREVOS, ids=str)
+@parametrize("name, options", [("brevo1", dict(N=30, block_size=300)), ("brevo2", {})], ids=str)
 def test_brevo_by_an_independent_checker(name, options):
     task = make_task(name, **options)
     for text in instances(task):
@@ -1546,12 +1373,12 @@ def test_brevo_by_an_independent_checker(name, options):
         nodes = set(chain(*edges))
         require_names(task, nodes)
         assert len(nodes) <= task.N and len(answer) == len(set(answer))
-        parents = neighbours(edges)
-        children = neighbours((child, parent) for parent, child in edges)
-        assert answer[-1] == q and parents[q]
+        assert answer[-1] == q and len(answer) > 1
         for i, node in enumerate(answer):
-            assert parents[node] <= set(answer[:i])
-            assert node == q or children[node] & set(answer[i + 1 :])  # something needs it
+            earlier, later = answer[:i], answer[i + 1 :]
+            assert all(parent in earlier for parent, child in edges if child == node)
+            needed = any(child in later for parent, child in edges if parent == node)
+            assert needed or node == q
 
 
 def test_brevo_graphs_follow_their_distribution():
@@ -1581,21 +1408,14 @@ def test_brevo_graphs_follow_their_distribution():
 
 def test_brevo_orders_are_drawn_backward_step_by_step():
     """2 needs 0; 3 needs 0 and 1; 4 needs 2 and 3; 5 is not asked about."""
-    parents, chances = [[], [], [0], [0, 1], [2, 3], [4, 1]], {}
-
-    def extend(order, chance):
-        left = set(range(5)) - set(order)
-        needed = set()
-        for child in left:
-            needed.update(parents[child])
-        ready = left - needed
-        for node in ready:
-            extend((node, *order), chance / len(ready))
-        if not ready:
-            chances[order] = chance
-
-    extend((), 1.0)
-    assert len(chances) == 5 and len(set(chances.values())) > 1
+    parents = [[], [], [0], [0, 1], [2, 3], [4, 1]]
+    chances = {
+        (1, 0, 3, 2, 4): 1 / 4,  # after 4, one of 2 and 3; after 2, only 3; then one of 0 and 1
+        (0, 1, 3, 2, 4): 1 / 4,
+        (0, 2, 1, 3, 4): 1 / 4,  # after 3, one of 1 and 2; after 1, only 2
+        (0, 1, 2, 3, 4): 1 / 8,  # after 2, one of 0 and 1
+        (1, 0, 2, 3, 4): 1 / 8,
+    }
     dice = tasks.random.Random(0)
     assert drawn_as((tuple(tasks.draw_order(dice, parents, 4)) for _ in range(5000)), chances)
 
@@ -1603,16 +1423,18 @@ def test_brevo_orders_are_drawn_backward_step_by_step():
 @parametrize("n", (3, 5, 10, 12))
 def test_brevo_asks_for_the_last_quarter(n):
     task, asked = make_task("brevo1", N=12, block_size=200), []
-    for _, parents, q in task.instances(default_rng(0), [n] * 2000):
-        assert parents[q]
-        asked.append(q)
+    names = [(1 + node,) for node in range(n)]
+    dice = tasks.random.Random(0)
+    for _ in range(2000):
+        document = task.instance(dice, names)
+        asked.append(document.tokens[document.tokens.index(task.query) + 1] - 1)
     assert drawn_as(asked, range(n - math.ceil(n / 4), n))
 
 
 def test_brevo_names_and_order_tell_nothing():
     nodes, orders = [], []
     possible = list(permutations((1, 2, 3)))
-    for text in instances(make_task("brevo1", N=4), rows=2000):
+    for text in instances(make_task("brevo1", N=4), count=5000):
         edges, q, answer = read_brevo(text)
         nodes.append(q)
         if len(edges) == 3 and set(chain(*edges)) == set(answer):
@@ -1625,19 +1447,14 @@ def test_brevo_names_and_order_tell_nothing():
 @parametrize("name", ("brevo1", "brevo2"))
 def test_brevo_accepts_exactly_the_valid_orders(name):
     task, checked = make_task(name), Counter()
-    for document, graph, node in task.instances(default_rng(0), [4, 5] * 20):
-        edges, q, words = read_brevo(tasks.printed(task, document))
+    for document in task.instances(default_rng(0), [4, 5] * 20):
+        edges, _, words = read_brevo(tasks.printed(task, document))
         (span,) = task.answer_spans(document)
-        parents = neighbours(edges)
-
-        def depth_of(node):
-            return 1 + min((depth_of(parent) for parent in parents[node]), default=-1)
 
         def right(words, *end):
             answer = task.encode(" ".join(words)) + [*end]
             return task.is_right(document, span, answer)
 
-        assert depth_of(q) == tasks.depth_of(graph, node)
         for order in permutations(words):
             valid = True
             for parent, child in edges:
@@ -1645,7 +1462,7 @@ def test_brevo_accepts_exactly_the_valid_orders(name):
                     valid = valid and order.index(parent) < order.index(child)
             assert right(order, task.eos) == valid
             checked[valid] += 1
-        assert right(words, task.eos) and right(words, task.eos, 1)  # what follows <eos> is no text
+        assert right(words, task.eos, 1)  # what follows <eos> is no text
         for wrong in ([], words[1:], words[:-1], words[:1] + words):
             assert not right(wrong, task.eos)
         for other in set(chain(*edges)) - set(words):
@@ -1656,31 +1473,24 @@ def test_brevo_accepts_exactly_the_valid_orders(name):
 
 
 def test_brevo_draws_again_what_does_not_fit():
-    make_task("brevo2", N=50, block_size=1536)  # the paper's, where the longest possible has 1,728
     lengths = {}
     for block_size in (81, 107):  # the smallest that is allowed; one that holds everything
         task = make_task("brevo2", block_size=block_size)
-        documents = [document for document, _, _ in task.instances(default_rng(0), [5] * 3000)]
+        documents = task.instances(default_rng(0), [5] * 3000)
         lengths[block_size] = [len(document.tokens) for document in documents]
-    assert len(lengths[81]) == 3000 and max(lengths[81]) <= 82
-    too_long = [place for place, length in enumerate(lengths[107]) if length > 82]
-    assert 0 < len(too_long) < 150
-    first = too_long[0]
-    assert lengths[81][:first] == lengths[107][:first]
+    assert len(lengths[81]) == 3000 and max(lengths[81]) <= 82 < max(lengths[107])
 
 
 @parametrize("name", ("brevo1", "brevo2"))
 def test_brevo_scores(name):
     """Of a model that gives the right answers, but without their first token if q's last is odd."""
     task = make_task(name)
-    given, right = {}, defaultdict(list)
-    for document, parents, q in task.instances(default_rng([0, tasks.EVAL]), [task.N] * 99):
+    given, right = {}, []
+    for document in task.instances(default_rng([0, tasks.EVAL]), [task.N] * 99):
         ((start, end),) = task.answer_spans(document)
-        ends_of_q = document.tokens[start - 2]
-        answer = document.tokens[start:end]
-        given[tuple(document.tokens[:start])] = answer[1:] if ends_of_q % 2 else answer
-        for score in ("all", f"depth={tasks.depth_of(parents, q)}"):
-            right[score].append(ends_of_q % 2 == 0)
+        answer, q_is_odd = document.tokens[start:end], document.tokens[start - 2] % 2
+        given[tuple(document.tokens[:start])] = answer[1:] if q_is_odd else answer
+        right.append(not q_is_odd)
 
     def generate(tokens, max_new_tokens, temperature, stop):
         assert temperature == 0 and stop == task.eos
@@ -1688,9 +1498,7 @@ def test_brevo_scores(name):
         assert max(len(text) for text in texts) <= max_new_tokens
         return torch.cat([tokens, tasks.padded(texts)], 1)
 
-    scores = task.evaluate(Fake(generate=generate), 0, 99)
-    assert scores == {score: np.mean(outcomes) for score, outcomes in right.items()}
-    assert list(scores) == sorted(scores) and {"depth=1", "depth=2"} <= set(scores)
+    assert task.evaluate(Fake(generate=generate), 0, 99) == {"all": np.mean(right)}
 
 
 # -- Mano
@@ -1710,28 +1518,33 @@ def mano_value(words):
 def test_mano_by_an_independent_checker():
     task = make_task("mano", L=6, block_size=400)
     operators, numbers = [], []
-    splits = []
-    for text in instances(task, rows=100):
+    lengths, splits = [], []
+    for text in instances(task, count=3000):
         assert text[0] == "[" and text.endswith("]")  # all tokens are targets
         bos, head, *expression, ans, result = text.strip("[]").split()
         rest = iter(expression)
         value, count = mano_value(rest)
         assert not list(rest)
         assert [bos, head, ans, result] == ["<bos>", f"<len_{count}>", "<ans>", str(value)]
+        lengths.append(count)
         for word in expression:
             (numbers if word.isdigit() else operators).append(word)
         if count == 4:
             _, in_left = mano_value(iter(expression[1:]))
             splits.append(in_left)
-    assert task.batch(0, 0, 9)[1].all() and drawn_as(splits, range(4))
+    assert drawn_as(lengths, range(1, 7)) and drawn_as(splits, range(4))
     assert drawn_as(operators, "+-*") and drawn_as(numbers, [str(number) for number in range(23)])
-    lengths = [len(document.tokens) for document in task.documents(default_rng(0), 6000)]
-    assert drawn_as(lengths, range(7, 18, 2))
 
 
 def test_mano_scores():
     scores = scores_if(make_task("mano", L=6), lambda words: "<len_2>" in words)
     assert scores == {"l=1": 0.0, "l=2": 1.0, "l=4": 0.0, "l=6": 0.0}
+
+
+def test_mano_chance():
+    values = Counter(text.split()[-1] for text in instances(make_task("mano"), count=20_000))
+    assert max(values.values()) == values["0]"]
+    assert values["0]"] / 20_000 == pytest.approx(tasks.Mano.chance, abs=0.01)
 
 
 # -- Lano
@@ -1763,6 +1576,7 @@ def exact_table(language, text):
     return rows
 
 
+@exercise(11, 3)
 @parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3j", 12), ("cfg3k", 12)])
 def test_lano_chart_equals_enumeration(cfg, root):
     task = make_task("lano", cfg=cfg, root=root)
@@ -1799,13 +1613,11 @@ def test_grammars_are_the_papers():
     assert found == want
 
 
+@exercise(11, 2)
 @parametrize("cfg, most", [("cfg3f", 350), ("cfg3j", 1000), ("cfg3k", 800)])
 def test_lano_long_sentences_keep_their_probability(cfg, most):
     grammar = tasks.Grammar(tasks.GRAMMARS[cfg])
-    for rules in grammar.rules.values():
-        assert 3 <= len(set(rules)) == len(rules) <= 4
     sentences = grammar.sample(default_rng(1), 1000)
-    assert set(chain(*sentences)) == {1, 2, 3}  # so each rule's parts are of the next level
     text = max((sentence for sentence in sentences if len(sentence) <= most), key=len)
     chart = grammar.chart(torch.tensor([text]))[0]
     assert len(text) > 0.8 * most
@@ -1817,15 +1629,12 @@ def test_lano_long_sentences_keep_their_probability(cfg, most):
     assert chart[0].sum() == pytest.approx(1)
 
 
-def test_lano_windows_and_samples():
+def test_lano_samples_follow_the_grammar():
     task = make_task("lano", root=12, block_size=40)
-    language = all_yields(task.grammar, 12)
     for text in instances(task):
-        bos, *words = text.strip("[]").split()
-        assert bos == "<bos>" and tuple(int(word) for word in words) in language
-    assert task.batch(0, 0, 9)[1].all()
+        assert text.startswith("[<bos> ") and text.endswith("]")  # all tokens are targets
     sentences = task.grammar.sample(default_rng(0), 5000)
-    assert drawn_as((tuple(sentence) for sentence in sentences), language)
+    assert drawn_as((tuple(sentence) for sentence in sentences), all_yields(task.grammar, 12))
 
 
 def test_lano_parses_whole_sentences():
@@ -1836,10 +1645,9 @@ def test_lano_parses_whole_sentences():
     tokens = torch.tensor(texts)
     assert task.parses(F.pad(tokens, (0, 2), value=4)).tolist() == verdicts and any(verdicts)
     assert not task.parses(tokens).any()  # they have no end
-    document = Document([4, *max(language, key=len)])
-    for text in list(language)[:20]:
-        assert task.is_right(document, (1, len(document.tokens)), [*text, 4])
-    assert not task.is_right(document, (1, len(document.tokens)), [1, 1, 4])
+    document = Document([4, *texts[verdicts.index(True)]])
+    assert task.is_right(document, (1, 9), [*max(language, key=len), 4])
+    assert not task.is_right(document, (1, 9), [1, 1, 4])
 
 
 def test_lano_scores():
@@ -1847,14 +1655,10 @@ def test_lano_scores():
     task = make_task("lano", root=10, block_size=20)
     task.block_size = 9  # so sentences of nine tokens have no end
     language = all_yields(task.grammar, 10)
-    short = [text for text in language if len(text) <= 8]
-    long = [text for text in language if len(text) > 8]
-    long = (long * 20)[:20]
-    none = [(1, 1, 1, 1, 1, 1, 1, 1)] * 20
-    texts = []
-    for text in short[:40] + long + none:
-        missing = 9 - len(text)
-        texts.append([4, *text] + [4] * missing)
+    short = [text for text in language if len(text) <= 8][:40]
+    long = [text for text in language if len(text) == 9]
+    none = [(1, 1, 1, 1, 1, 1, 1, 1)] * (40 - len(long))
+    texts = [[4, *text, 4, 4, 4, 4][:10] for text in short + long + none]
 
     def generate(tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
         assert (tokens.tolist(), max_new_tokens, temperature, stop) == ([[4]] * 80, 9, 1, 4)
@@ -1908,7 +1712,7 @@ def test_capo_people_and_wordings():
         assert drawn_as(people[:, column].tolist(), range(first, first + size))
         first += size
     assert len(np.unique(people[:, :3], axis=0)) == 40_000  # chance would bring some five twice
-    assert len(np.unique(people[:, -2:], axis=0)) == 263
+    assert len(np.unique(people[:, -2:], axis=0)) == 263  # an employer is in one city
     assert set(people[:, -1]) <= set(people[:, 7])
     wordings = make_task("capo").wordings
     assert wordings.shape == (6, 10, 3) and len(np.unique(wordings.reshape(-1, 3), axis=0)) == 60
@@ -1964,34 +1768,20 @@ def text_file(tmp_path):
 
 def test_text_is_trained_on_what_is_not_held_out(text_file):
     task, data = make_task("text", text=str(text_file)), text_file.read_bytes()
-    assert (task.size, task.vocab_size) == (len(data), 257)
     blocks = set()
     for step in range(20):
         tokens, mask = task.batch(0, step, 32)
-        assert tokens.shape == (32, 257) and tokens.dtype == np.int64 and mask.all()
+        assert mask.all()
         for row in tokens:
             start = data.find(bytes(row - 1 for row in row.tolist()))
             assert start >= 0 and 256 not in row  # 255 is the token 256
             blocks.update((start // BLOCK, (start + 256) // BLOCK))
     assert blocks == set(range(46)) - {19, 39}
-    for start, end, meets in (
-        (0, 19 * BLOCK, False),
-        (0, 19 * BLOCK + 1, True),
-        (20 * BLOCK - 1, 21 * BLOCK, True),
-        (20 * BLOCK, 39 * BLOCK, False),
-    ):
-        assert task.meets_held_out(start, end) == meets
 
 
-def test_text_scores_all_of_a_held_out_block_behind_64_bytes(tmp_path):
-    data = default_rng(0).bytes(45 * BLOCK)
-    file = tmp_path / "text.bin"
-    file.write_bytes(data)
-    task = make_task("text", text=str(file))
-    scored = []
-    for row in task.held_out_windows(10**6):
-        start = data.find(bytes(token - 1 for token in row.tolist()))
-        assert start >= 0 and len(row) == 257
+def test_text_scores_all_of_a_held_out_block_behind_64_bytes(text_file):
+    task, scored = make_task("text", text=str(text_file)), []
+    for start in task.held_out_starts():
         scored += range(start + 64, start + 257)
     for first in (19 * BLOCK, 39 * BLOCK):
         inside = [place for place in scored if first <= place < first + BLOCK]
@@ -1999,7 +1789,6 @@ def test_text_scores_all_of_a_held_out_block_behind_64_bytes(tmp_path):
         assert first + BLOCK - 257 < inside[-1] < first + BLOCK  # no further window would fit
         scored = [place for place in scored if place not in inside]
     assert not scored
-    assert len(task.held_out_windows(5)) == 5
 
 
 def test_bits_per_byte(text_file):
@@ -2025,92 +1814,27 @@ def test_bits_per_byte(text_file):
         assert bits(place) == pytest.approx(1 + 19 / 193, rel=1e-5)
 
 
-def test_text_of_another_run_is_refused(text_file, tmp_path):
+def test_a_text_is_measured_and_a_prompt_needs_none(text_file):
     settings = make_task("text", text=str(text_file)).settings
-    assert settings["size"] == text_file.stat().st_size
-    copy, other = tmp_path / "copy.bin", tmp_path / "other.bin"
-    data = text_file.read_bytes()
-    copy.write_bytes(data)
-    other.write_bytes(data[:-1] + b"?")
-    assert make_task(**{**settings, "text": str(copy)}).sha256 == settings["sha256"]
-    with pytest.raises(ValueError, match=f"^sha256 = '{settings['sha256']}': .*was another"):
-        make_task(**{**settings, "text": str(other)})
+    text_file.write_bytes(text_file.read_bytes() + b"?")
+    changed = make_task(**settings).settings
+    assert changed["size"] == settings["size"] + 1 and changed["sha256"] != settings["sha256"]
+    text_file.unlink()
+    task = make_task(**settings)
+    assert task.encode("né") == [1 + byte for byte in "né".encode()]
+    assert task.decode(task.encode("né\n")) == "né\n"
 
 
 def test_the_usual_text_is_pythons_library():
-    task = make_task("text")
-    data = bytes((task.tokens - 1).astype(np.uint8))
-    assert task.size == len(data) > 5_000_000
+    data = make_task("text").data
     assert Path(os.__file__).read_bytes() in data and Path(json.__file__).read_bytes() in data
     library = Path(os.__file__).parent
     for pattern in ("site-packages/*/main*.py", "test/test_o*.py"):
         for file in library.glob(pattern):
             assert file.read_bytes() not in data
-    assert task.encode("né") == [1 + byte for byte in "né".encode()]
-    assert task.decode(task.encode("né\n")) == "né\n"
 
 
-# -- Refusals and examples
-
-BAD_TASKS = (
-    ("sort", {}, "task = 'sort'"),
-    ("copy", dict(K=3), "K = 3"),
-    ("copy", dict(N=1), "N = 1"),
-    ("copy", dict(N=10**8), "N = 100000000"),
-    ("copy", dict(block_size=128), "block_size = 128"),
-    ("depo", dict(N=2), "N = 2"),
-    ("depo", dict(K=0), "K = 0"),
-    ("depo", dict(K=5), "K = 5"),
-    ("depo", dict(V=0), "V = 0"),
-    ("depo", dict(V=2, word_len=(1, 1)), "N = 5"),
-    ("depo", dict(word_len=(3, 2)), "word_len = (3, 2)"),
-    ("depo", dict(word_len=(0, 2)), "word_len = (0, 2)"),
-    ("depo", dict(word_len=(1, 10**9)), "word_len = (1, 1000000000)"),
-    ("depo", dict(separator=True), "separator = True"),
-    ("depo0", dict(block_size=69), "block_size = 69"),
-    ("brevo", dict(N=2), "N = 2"),
-    ("brevo2", dict(block_size=80), "block_size = 80"),
-    ("mano", dict(L=0), "L = 0"),
-    ("mano", dict(L=10**7), "L = 10000000"),
-    ("mano", dict(block_size=7), "block_size = 7"),
-    ("lano", dict(cfg="cfg4"), "cfg = 'cfg4'"),
-    ("lano", dict(root=3), "root = 3"),
-    ("lano", dict(root=23), "root = 23"),
-    ("lano", dict(root=22), "block_size = 128"),
-    ("lano", dict(block_size=1e10), "block_size = 10000000000.0"),
-    ("capo", dict(N=0), "N = 0"),
-    ("capo", dict(N=10**7), "N = 10000000"),
-    ("capo", dict(exposures=0), "exposures = 0"),
-    ("capo", dict(block_size=33), "block_size = 33"),
-    ("text", dict(text="no such file"), "text = 'no such file'"),
-    ("text", dict(text="/"), "text = '/'"),
-    ("text", dict(text=pytest.__file__), f"text = {pytest.__file__!r}"),  # it is too short
-    ("text", dict(block_size=127), "block_size = 127"),
-    ("text", dict(block_size=4096), "block_size = 4096"),
-    ("text", dict(sha256="0" * 64), f"sha256 = '{'0' * 64}'"),
-)
-
-
-@parametrize("name, parameters, message", BAD_TASKS)
-def test_bad_and_absurd_tasks_are_refused(name, parameters, message):
-    with pytest.raises(ValueError) as error:
-        make_task(name, **parameters)
-    refused, allowed = str(error.value).split(": ", maxsplit=1)
-    assert refused == message and allowed
-
-
-def test_an_example_is_printed(capsys):
-    tasks.main(["depo"])
-    title, text, legend = capsys.readouterr().out.split("\n\n")
-    assert title.startswith("depo1: N = 5, K = 2") and "brackets" in legend
-    assert text.startswith("<bos> ") and " [<ans> " in text
-    with pytest.raises(SystemExit, match="2"):
-        tasks.main(["sort"])
-    assert capsys.readouterr().err.startswith("tasks.py: task = 'sort': allowed: copy, ")
-
-
-# ---- 4. runs.py, train.py, sample.py ---------------------------------------
-
+# ---- 4. train.py, sample.py ------------------------------------------------
 
 TINY = """--task copy --preset nano --N 8 --block-size 20 --device cpu --batch-size 8
     --eval-size 16 --warmup 5 --workers 0 --no-compile""".split()
@@ -2130,6 +1854,11 @@ def checkpoint(out):
     return torch.load(Path(out, "ckpt.pt"), weights_only=True)
 
 
+def same_weights(one, other):
+    a, b = checkpoint(one)["model"], checkpoint(other)["model"]
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty folder to work in."""
@@ -2139,25 +1868,22 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ends(here, capsys):
-    """Checks that a program ends with one such line, and before training leaves all files alone."""
+def refused(here, capsys):
+    """Checks that a program ends with one line and status 2, and leaves all files alone."""
 
     def contents():
         return {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
 
-    def check(command, *words, main=train.main, status=2, training=False):
+    def check(command, *words, main=train.main):
         before = contents()
         capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit, match="^2$"):
             main(command)
         output = capsys.readouterr()
-        line = output.err.splitlines(keepends=True)[-1]
-        assert re.fullmatch(r"\w+\.py: .+\n", line) and stopped.value.code == status
-        if not training:
-            assert output.err == line and not output.out and contents() == before
+        assert re.fullmatch(r"\w+\.py: .+\n", output.err)
+        assert not output.out and contents() == before
         for word in words:
-            assert word in line
-        return line
+            assert word in output.err
 
     return check
 
@@ -2168,7 +1894,7 @@ def interruption(step, error=None):
     make = train.Batches.__getitem__
 
     def watched(batches, number):
-        if number == step:
+        if number == step - 1:
             if error:
                 raise error
             signal.raise_signal(signal.SIGTERM)
@@ -2186,28 +1912,22 @@ def test_command_line_end_to_end(here):
     assert done.returncode == 0, done.stderr
     (run,) = Path("out").iterdir()
     config, log, saved = json.loads((run / "config.json").read_text()), logged(run), checkpoint(run)
-    about = "dtype seed eval_size preset date device processes compiled python torch numpy"
+    about = "run preset date device processes compiled python torch numpy chance units parameters"
     assert set(about.split()) <= set(config) and config["model"]["canon"] == "abcd"
-    assert config["units"] == {"sequences": "share", "tokens": "share"}
-    assert shlex.split(config["command"]) == ["python", "train.py", *words]
-    group = saved["optimizer"]["param_groups"][0]
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-6, 0.03)
+    assert shlex.split(config["command"])[2:] == words
     assert [line["step"] for line in log] == [20, 30, 40, 50, 50]
     assert [line["step"] for line in log if "eval" in line] == [30, 50, 50]
-    training = train.Training(**config["training"])
+    settings, task, _ = train.settings_of(words)
     for line in log[:-1]:
-        assert line["lr"] == train.learning_rate(line["step"], 1e-12, training)
+        assert line["lr"] == train.learning_rate(line["step"], 1e-12, settings)
         assert line["tokens"] == line["step"] * 8 * 20
     last = log[-1]
-    assert last["final"] is True and last["seconds"] > 0
-    assert last["tokens_per_s"] == pytest.approx(8 * 20 * 1e3 / last["step_ms"], rel=0.01)
-    printed = {*last, *last["eval"], f"{config['parameters']['total']:,}"}
-    assert printed - {"step", "eval", "final"} <= set(done.stdout.split())
+    assert last["final"] is True and last["seconds"] > last["scoring_seconds"] >= 0
     for words in ("copy: N 8", "1 layer of attention", "Canon-ABCD", "50 steps of 8", "✗"):
         assert words in done.stdout
 
     torch.manual_seed(5)
-    task, model = make_task(**config["task"]), CanonGPT(Config(**config["model"]))
+    model = CanonGPT(Config(**config["model"]))
     for name, weight in model.named_parameters():
         assert torch.allclose(saved["model"][name], weight)
     tokens, mask = map(torch.from_numpy, task.batch(5, 19, 8))
@@ -2216,237 +1936,81 @@ def test_command_line_end_to_end(here):
     assert last["eval"] == task.evaluate(model, 5, 16)
 
 
-def test_help_says_what_presets_set(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        train.main(["--help"])
-    text = capsys.readouterr().out
-    for words in ("nano sets:", "paper sets:", "depo0: N 10, K 4", "16,000 steps of 32 windows"):
-        assert words in text
+# -- Settings
+
+
+def test_a_flag_counts_before_the_preset_and_the_preset_before_the_default():
+    settings, task, config = train.settings_of("--task depo --preset small --N 9 --d-model 48".split())
+    assert (task.name, task.N, task.K, task.block_size) == ("depo1", 9, 4, 112)
+    assert (config.d_model, config.n_layer, config.mlp) == (48, 6, "swiglu")
+    assert (settings.lr, settings.weight_decay, settings.eval_every) == (1e-3, 0.03, 2000)
+    assert train.settings_of("--task copy --preset nano --steps 60".split())[0].eval_every == 20
+    settings, task, _ = train.settings_of("--task capo --preset nano --exposures 3".split())
+    assert settings.steps == task.steps(settings.batch_size)
 
 
 def test_a_config_repeats_its_run(here):
     train.main(tiny("--steps 25 --canon ac --seed 3", "first"))
     again = "--config first/config.json --out second --device cpu --no-compile".split()
     train.main(again)
-    first, second = checkpoint("first"), checkpoint("second")
-    assert first["recipe"] == second["recipe"]
-    for name, weight in first["model"].items():
-        assert torch.equal(weight, second["model"][name])
-    _, recipe = train.read_command_line(["--config", "first/config.json", "--lr", "0.5"])
-    assert recipe.training.lr == 0.5 and recipe.model.canon == "ac" and recipe.seed == 3
+    assert checkpoint("first")["recipe"] == checkpoint("second")["recipe"]
+    assert same_weights("first", "second")
+    settings, _, config = train.settings_of([*again, "--lr", "0.5"])
+    assert (settings.lr, settings.seed, config.canon) == (0.5, 3, "ac")
 
 
-def test_a_config_with_an_unknown_preset_is_refused(ends):
-    """Also with --out. (Without it, the preset is needed for the folder's name.)"""
-    train.main(tiny("--steps 2", "first"))
-    config = json.loads(Path("first/config.json").read_text())
-    Path("mine.json").write_text(json.dumps({**config, "preset": "mine"}))
-    ends(["--config", "mine.json", "--out", "second"], "holds no recipe", "preset = 'mine'")
-    assert not Path("second").exists()
+BAD_FLAGS = [  # the flags, and what the line names
+    ("--task sort", "task = 'sort'"),
+    ("--preset huge", "preset = 'huge'"),
+    ("--mixer conv", "mixer = 'conv'"),
+    ("--steps 0", "steps = 0"),
+    ("--steps many", "--steps"),
+    ("--lr nan", "lr = nan"),
+    ("--betas 0.9 1", "betas"),
+    ("--seed -1", "seed = -1"),
+    ("--grad-accum 3", "a multiple of 3"),
+    ("--schedule step", "schedule = 'step'"),
+    ("--device abacus", "device = 'abacus'"),
+    ("--cannon abcd", "is it --canon?"),
+    ("--dtype float16", "dtype = 'float16'"),
+    ("--mixer gla --pos rope", "pos = 'rope'"),
+    ("--n-head 3", "d_model = 16"),
+    ("--block-size 9", "block_size = 9"),
+    ("--K 5", "K = 5"),
+    ("--task capo --exposures 3", "steps = 5"),
+    ("--resume", "no checkpoint"),
+    ("--config notes.txt", "config = 'notes.txt'"),
+    ("--config notes.txt --mixer gla", "mixer = 'gla'"),
+]
 
 
-@parametrize("error", (None, KeyError("power failure")))
-def test_resume_goes_on_as_if_never_stopped(error, ends):
-    """After a signal in step 48, or a crash there: same weights, same lines in the log."""
-
-    def steady(out):
-        return [[line.get(x) for x in ("step", "tokens", "loss", "eval")] for line in logged(out)]
-
-    flags = "--steps 60 --eval-every 20"
-    train.main(tiny(flags, "whole"))
-    with interruption(47, error), pytest.raises(type(error) if error else SystemExit):
-        train.main(tiny(flags))
-    saved, last = checkpoint("run"), logged("run")[-1]
-    assert saved["step"] == (40 if error else 48)
-    assert last["step"] == 40 if error else last == {"step": 48, "stopped": "SIGTERM"}
-    torch.save({**saved, "seconds": 1000.0}, "run/ckpt.pt")
-    Path("run/metrics.jsonl").write_text('{"step": 41, "lo')
-    train.main(tiny(flags + " --resume"))
-    assert steady("run") == steady("whole") and logged("run")[-1]["seconds"] >= 1000
-    a, b = checkpoint("run")["model"], checkpoint("whole")["model"]
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    Path("run/metrics.jsonl").write_text("x")
-    ends(tiny(flags + " --resume"), "nothing left to do", status=0, training=True)
-    assert steady("run") == steady("whole")
+@parametrize("flags, words", BAD_FLAGS)
+def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused):
+    Path("notes.txt").write_text("mine")
+    usual = tiny("--steps 5")
+    if "--config" in flags or "--task" in flags:
+        usual = ["--out", "run", "--preset", "nano", "--steps", "5"]
+    if "--config" in flags:
+        usual = ["--out", "run"]
+    refused([*usual, *flags.split()], words)
 
 
-def test_workers_and_compile_change_nothing(here, monkeypatch):
-    compiled, real = [], partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or real(model))
-    monkeypatch.setattr(train, "can_compile_on_cpu", lambda: True)
-    train.main(tiny("--steps 20 --canon abcd", "plain"))
-    fancy = tiny("--steps 20 --canon abcd --workers 2", "fancy")
-    fancy[fancy.index("--no-compile")] = "--compile"
-    train.main(fancy)
-    a, b = ([line["loss"] for line in logged(out)[:-1]] for out in ("plain", "fancy"))
-    assert len(compiled) == 1 and a == pytest.approx(b, abs=1e-3)
-    assert not torch._dynamo.config.suppress_errors  # who asks for --compile hears of its errors
+def test_run_names_tell_runs_apart():
+    def name(flags):
+        settings, _, _ = train.settings_of(flags.split())
+        return str(settings.out)
+
+    usual = "--task depo --preset nano --canon acd"
+    assert name(usual) == name(f"{usual} --resume --workers 2") == "out/depo1_nano_rope_acd_s0"
+    flags = "--lr 3e-3 --word-len 1 2 --canon-frozen --no-canon-residual --seed 4"
+    long = "word-len=1-2_no-canon-residual_canon-frozen_lr=0.003_s4"
+    assert name(f"{usual} {flags}") == f"out/depo1_nano_rope_acd_{long}"
+    assert name("--task copy --preset nano --mixer gdn") == "out/copy_nano_gdn_bare_s0"
+    hybrid = name("--task mano --preset nano --mixer gdn,attention")
+    assert hybrid == "out/mano_nano_gdn-attention_rope_bare_s0"
 
 
-@parametrize(
-    "flags, compiled",
-    [
-        ("--task depo0", True),
-        ("--task text", True),
-        ("--task copy", False),  # a run of seconds
-        ("--task copy --steps 200000", True),
-        ("--task depo0 --no-compile", False),
-        ("--task copy --compile", True),
-    ],
-)
-def test_long_runs_are_compiled(flags, compiled, monkeypatch):
-    monkeypatch.setattr(train, "can_compile_on_cpu", lambda: True)
-    words = f"{flags} --preset nano --canon abcd --device cpu".split()
-    options, recipe = train.read_command_line(words)
-    resumed, _ = train.read_command_line([*words, "--resume"])
-    assert options.compile == resumed.compile == compiled
-    assert options.eval_every == recipe.training.steps // 20
-
-
-@parametrize(
-    "world, names, kills",
-    [(1, ("INT", "INT"), True), (2, ("INT", "INT"), False), (1, ("TERM", "TERM", "INT"), False)],
-)
-def test_only_a_second_ctrl_c_kills(world, names, kills, monkeypatch, capfd):
-    monkeypatch.setattr(train, "WORLD", world)
-    numbers = [getattr(signal, f"SIG{name}") for name in names]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt) if kills else nullcontext():
-            with train.StopSignals() as stop:
-                for number in numbers:
-                    signal.raise_signal(number)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert stop.requested == numbers[0]
-    assert capfd.readouterr().err.count("train.py: saving, then stopping") == 1
-
-
-posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX signals")
-ENDLESS = "--steps 1000000 --eval-every 500000"
-
-
-def heed_ctrl_c():
-    """A shell starts programs in the background so that they ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def in_the_background(*command, runs=1):
-    """A process, once so many of its trainings have logged a line.
-
-    Whatever happens in the block, neither it nor its children outlive it.
-    """
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heed_ctrl_c,
-    )
-    try:
-        while sum(path.stat().st_size > 0 for path in Path().rglob("metrics.jsonl")) < runs:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()  # torchrun ends its processes, which are not of this group
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=60)
-        with contextlib.suppress(ProcessLookupError):  # usually all have ended
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-@posix
-def test_sigterm_to_all_processes_saves_and_no_second_run_gets_in(ends, monkeypatch):
-    """Batch systems signal the loader's workers, too. Until then the folder is locked."""
-    monkeypatch.setattr(train, "train_step", pytest.fail)
-    with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
-        ends(tiny(ENDLESS + " --resume"), "run is in use", training=True)
-        os.killpg(process.pid, signal.SIGTERM)
-        assert "--resume to continue" in process.communicate(timeout=120)[1].splitlines()[-1]
-    assert process.returncode == 128 + signal.SIGTERM
-    assert logged("run")[-1]["step"] == checkpoint("run")["step"] >= 20
-
-
-def children(pid):
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(word) for word in found.stdout.split()]
-
-
-@posix
-def test_a_killed_run_leaves_no_lock_and_a_killed_worker_ends_its_run(here):
-    flags = tiny(ENDLESS + " --workers 2")
-    with in_the_background(HERE / "train.py", *flags) as first:
-        first.kill()
-        first.communicate(timeout=120)
-        with in_the_background(HERE / "train.py", *flags, "--resume") as second:
-            while len(children(second.pid)) < 2:  # PyTorch is still loading
-                assert second.poll() is None
-                time.sleep(0.1)
-            os.kill(children(second.pid)[0], signal.SIGKILL)
-            second.communicate(timeout=120)
-            assert second.returncode == 1
-
-
-BROKEN_TASK = """
-import sys
-import train
-from tasks import TASKS, Copy
-
-class Broken(Copy):
-    def batch(self, seed, step, batch_size):
-        if step == 30 and "worker" in sys.argv:
-            raise KeyError("a bug in the generator")
-        return super().batch(seed, step, batch_size)
-
-    def evaluate(self, model, seed, n):
-        if n > 1:
-            raise KeyError("a bug in the scores")
-        return super().evaluate(model, seed, n)
-
-TASKS["broken"] = Broken
-if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "worker"]
-    train.main(words, program=__file__)
-"""
-
-
-@posix
-@parametrize("where, words", [("worker", "a bug in the generator"), ("", "a bug in the scores")])
-def test_bugs_of_ones_own_end_a_run_with_workers(where, words, here):
-    """With a traceback, and without waiting for workers that ignore SIGTERM."""
-    Path("broken.py").write_text(BROKEN_TASK)
-    flags = tiny("--steps 60 --eval-every 40 --workers 2")
-    flags[flags.index("copy")] = "broken"
-    command = [sys.executable, "broken.py", *flags, *where.split()]
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 1 and "Traceback" in done.stderr and words in done.stderr
-
-
-@parametrize("what", ("loss", "weights", "tokens"))
-def test_what_is_not_finite_is_named_stops_and_is_not_saved(what, ends, monkeypatch):
-    steps, real = iter(range(1, 100)), train.train_step
-    last = 50 if what == "weights" else 60
-
-    def spoilt(model, *rest):
-        loss, norm = real(model, *rest)
-        if next(steps) < last:
-            return loss, norm
-        if what == "weights":
-            model.norm.weight.data[3] = math.inf
-        if what == "tokens":
-            monkeypatch.setattr(tasks.Copy, "evaluate", lambda *_: {"tokens": math.nan})
-        return loss * (math.nan if what == "loss" else 1), norm
-
-    monkeypatch.setattr(train, "train_step", spoilt)
-    with interruption(last - 1):  # at 50 it would save, but not score
-        flags = tiny("--steps 60 --eval-every 20")
-        ends(flags, f"step {last}: {what} ", "smaller --lr", status=1, training=True)
-    assert checkpoint("run")["step"] == logged("run")[-1]["step"] == 40
+# -- A step
 
 
 @parametrize("share", (1e-3, 1e3))
@@ -2458,236 +2022,190 @@ def test_a_step_clips_gradients(share, monkeypatch):
         squares = [p.grad.square().sum() for p in model.parameters()]
         kept.append(torch.stack(squares).sum().sqrt().item())
 
-    optimizer = train.adamw(model, train.Training(steps=9, batch_size=6, lr=0.1), "cpu")
+    settings = SimpleNamespace(**train.DEFAULTS | {"device": "cpu", "grad_accum": 3})
+    optimizer = train.adamw(model, settings)
     monkeypatch.setattr(optimizer, "step", step)
     tokens, mask = torch.randint(0, 19, (6, 25)), torch.ones(6, 25, dtype=torch.bool)
-    count = torch.tensor(2 * 24 / share)  # so that each of three parts has this share
-    for clip, most in ((1.0, 1.0), (0.5, 0.5), (0, math.inf)):
-        settings = train.Training(steps=9, batch_size=6, lr=0.1, clip=clip)
-        batch = tokens, mask, count
-        _, norm = train.train_step(model, optimizer, batch, settings, 3, nullcontext())
+    batch = tokens, mask, torch.tensor(2 * 24 / share)  # so that each of three parts has this share
+    for settings.clip, most in ((1.0, 1.0), (0.5, 0.5), (0, math.inf)):
+        _, norm = train.train_step(model, optimizer, batch, settings, nullcontext())
         assert (norm > 1) == (share > 1)
         assert kept.pop() == pytest.approx(min(most, norm.item()), rel=1e-3)
 
 
+@parametrize("name", ("depo", "mano"))
+def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
+    """Micro-batches, and the rows of several processes."""
+    task = make_task(name)
+    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
+    model = CanonGPT(config).double()
+    no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
+    batch = task.batch(5, 7, 12)
+    tokens, mask = map(torch.from_numpy, batch)
+    _, whole = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+    for world, parts in product((1, 2, 3), (1, 2)):
+        monkeypatch.setattr(train, "WORLD", world)
+        settings = SimpleNamespace(clip=0, grad_accum=parts)
+        mean, rows = 0, []  # of the processes
+        for rank in range(world):
+            monkeypatch.setattr(train, "RANK", rank)
+            batch_of_rank = train.Batches(task, 5, 12)[7]
+            part, _ = train.train_step(model, no_optimizer, batch_of_rank, settings, nullcontext())
+            mean += part.item() / world
+            rows += batch_of_rank[0].tolist()
+        assert sorted(rows) == sorted(batch[0].tolist())
+        assert mean == pytest.approx(whole.item(), rel=1e-6)
+
+
 def test_learning_rate_schedule():
-    cosine = train.Training(steps=110, warmup=10, lr=2.0, batch_size=1)
-    rates = [train.learning_rate(step, 2.0, cosine) for step in (1, 5, 10, 11, 61, 111)]
+    settings = SimpleNamespace(steps=110, warmup=10, schedule="cosine")
+    rates = [train.learning_rate(step, 2.0, settings) for step in (1, 5, 10, 11, 61, 111)]
     assert rates == pytest.approx([0.2, 1, 2, 2, 1.1, 0.2])
-    linear = train.Training(steps=110, warmup=0, lr=2.0, batch_size=1, schedule="linear")
-    assert [train.learning_rate(step, 2.0, linear) for step in (1, 56, 111)] == [2, 1, 0]
+    settings = SimpleNamespace(steps=110, warmup=0, schedule="linear")
+    assert [train.learning_rate(step, 2.0, settings) for step in (1, 56, 111)] == [2, 1, 0]
 
 
-def test_a_group_keeps_its_own_learning_rate(here, monkeypatch):
-    """Through the schedule, and through --resume."""
-    make = train.adamw
-
-    def two_rates(*arguments):
-        optimizer = make(*arguments)
-        optimizer.param_groups[1]["lr"] = 7.0
-        return optimizer
-
-    seen, real = [], train.train_step
-
-    def watched(model, optimizer, *rest):
-        seen.append([group["lr"] for group in optimizer.param_groups])
-        return real(model, optimizer, *rest)
-
-    monkeypatch.setitem(train.OPTIMIZERS, "adamw", two_rates)
-    monkeypatch.setattr(train, "train_step", watched)
-    with interruption(9), pytest.raises(SystemExit):
-        train.main(tiny("--steps 20 --lr 0.01"))
-    train.main(tiny("--steps 20 --lr 0.01 --resume"))
-    assert len(seen) == 20
-    for first, second in seen:
-        assert second / first == pytest.approx(700)
+def test_what_decays():
+    """The matrices of Linear and Embedding layers, each once; no norm, no bias, no Canon layer."""
+    config = Config(vocab_size=9, block_size=8, n_layer=1, d_model=16, mixer="gla", canon="abcd")
+    model = CanonGPT(config)
+    decayed, others = train.weight_groups(model, SimpleNamespace(weight_decay=0.1))
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    found = [names[id(weight)] for weight in decayed["params"]]
+    assert all(name.endswith("weight") and "canon" not in name for name in found)
+    assert "embed.weight" in found and not any("norm" in name for name in found)
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+    assert {p.dim() for p in decayed["params"]} == {2}
 
 
-class TwoOptimizers:
-    """As Muon beside AdamW: one for the matrices of the blocks, one for the rest."""
+@parametrize("dtype", ("float32", "bfloat16"))
+def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
+    seen, attend = set(), F.scaled_dot_product_attention
 
-    def __init__(self, model):
-        blocks = [p for p in model.blocks.parameters() if p.dim() == 2]
-        rest = [p for p in model.parameters() if not any(p is other for other in blocks)]
-        self.both = [
-            torch.optim.SGD(blocks, lr=0.1, momentum=0.9),
-            torch.optim.AdamW(rest, lr=0.01),
-        ]
-        self.param_groups = self.both[0].param_groups + self.both[1].param_groups
+    def watched(query, *rest, **named):
+        seen.add((torch.is_grad_enabled(), query.dtype))
+        return attend(query, *rest, **named)
 
-    def step(self):
-        for optimizer in self.both:
-            optimizer.step()
-
-    def zero_grad(self, set_to_none=True):
-        for optimizer in self.both:
-            optimizer.zero_grad(set_to_none)
-
-    def state_dict(self):
-        return {"both": [optimizer.state_dict() for optimizer in self.both]}
-
-    def load_state_dict(self, saved):
-        for optimizer, state in zip(self.both, saved["both"]):
-            optimizer.load_state_dict(state)
-        self.param_groups = self.both[0].param_groups + self.both[1].param_groups
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    train.main(tiny(f"--steps 2 --dtype {dtype} --pos nope"))
+    chosen = getattr(torch, dtype)
+    assert (True, chosen) in seen and (False, chosen) in seen
+    assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 
 
-def test_an_optimizer_of_ones_own_resumes(here, monkeypatch):
-    monkeypatch.setitem(train.OPTIMIZERS, "adamw", lambda model, *rest: TwoOptimizers(model))
-    train.main(tiny("--steps 20", "whole"))
-    with interruption(9), pytest.raises(SystemExit):
-        train.main(tiny("--steps 20", "run"))
-    train.main(tiny("--steps 20 --resume", "run"))
-    whole, resumed = checkpoint("whole"), checkpoint("run")
-    assert all(line["gradient_norm"] > 0 for line in logged("whole") if "loss" in line)
-    first_group = whole["optimizer"]["both"][0]["param_groups"][0]
-    assert logged("whole")[-2]["lr"] == first_group["lr"]  # of the step before the final line
-    for name, weight in whole["model"].items():
-        assert torch.equal(weight, resumed["model"][name])
+def test_workers_and_compile_change_nothing(here, monkeypatch):
+    compiled, real = [], torch.compile
+
+    def watched(model, mode="default"):
+        compiled.append(mode)
+        return real(model, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", watched)
+    train.main(tiny("--steps 20 --canon abcd", "plain"))
+    train.main(tiny("--steps 20 --canon abcd --workers 2 --compile", "fancy"))
+    a, b = ([line["loss"] for line in logged(out)[:-1]] for out in ("plain", "fancy"))
+    assert len(compiled) == 2 and a == pytest.approx(b, abs=1e-3)  # a first try, and the model
 
 
-class Lion(torch.optim.AdamW):
-    """Remembers a mean and no squares. (Without "step", PyTorch itself would not load it.)"""
+def test_a_compiler_that_fails_is_known_before_training(refused, monkeypatch):
+    def no_compiler(model, mode="default"):
+        raise RuntimeError("no C++ compiler")
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for weight in group["params"]:
-                self.state[weight].setdefault("step", torch.tensor(0.0))
-                mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
-                mean.lerp_(weight.grad, 0.1)
-                weight -= group["lr"] * mean.sign()
-
-
-def test_a_child_of_adamw_resumes(here, monkeypatch):
-    monkeypatch.setitem(train.OPTIMIZERS, "lion", lambda model, *rest: Lion(model.parameters()))
-    train.main(tiny("--steps 20 --optimizer lion", "whole"))
-    with interruption(9), pytest.raises(SystemExit):
-        train.main(tiny("--steps 20 --optimizer lion"))
-    train.main(tiny("--steps 20 --optimizer lion --resume"))
-    for name, weight in checkpoint("whole")["model"].items():
-        assert torch.equal(weight, checkpoint("run")["model"][name])
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    refused(tiny("--steps 2 --compile"), "no C++ compiler")
+    monkeypatch.setattr(train, "WORTH_COMPILING", 1)
+    flags = tiny("--steps 2")
+    flags.remove("--no-compile")
+    train.main(flags)
+    assert json.loads(Path("run/config.json").read_text())["compiled"] is False
 
 
-class Unreadable(torch.optim.SGD):
-    def state_dict(self):
-        return {"a number that PyTorch does not load": np.float64(1)} if self.stepped else {}
-
-    stepped = False
-
-    def step(self):
-        super().step()
-        self.stepped = True
+# -- What a run promises
 
 
-def test_what_could_not_be_read_back_ends_the_run(ends, monkeypatch):
-    def unreadable(model, training, device):
-        return Unreadable(model.parameters(), lr=training.lr)
+@parametrize("error", (None, KeyError("power failure")))
+def test_resume_goes_on_as_if_never_stopped(error, here):
+    """After a signal in step 48, or a crash there: same weights, same lines in the log."""
 
-    monkeypatch.setitem(train.OPTIMIZERS, "unreadable", unreadable)
-    words = tiny("--steps 40 --eval-every 20 --optimizer unreadable")
-    ends(words, "--resume could not go on from here", training=True)
-    assert logged("run")[-1]["step"] == 20
+    def steady(out):
+        return [[line.get(x) for x in ("step", "tokens", "loss", "eval")] for line in logged(out)]
 
-
-def test_an_optimizer_that_leaves_out_a_weight_is_refused(ends, monkeypatch):
-    def forgetful(model, training, device):
-        return torch.optim.AdamW([model.head.weight], lr=training.lr)
-
-    monkeypatch.setitem(train.OPTIMIZERS, "forgetful", forgetful)
-    ends(tiny("--optimizer forgetful"), "the optimizer does not update embed.weight")
-
-
-@parametrize("factor", (1.5, -0.1, math.nan))
-def test_a_schedule_out_of_range_is_refused(factor, ends, monkeypatch):
-    monkeypatch.setitem(train.SCHEDULES, "own", lambda done: factor if done == 1 else 1.0)
-    ends(tiny("--schedule own"), f"schedule = 'own': {factor} at 1.0; allowed: 0 to 1")
+    flags = "--steps 60 --eval-every 20"
+    train.main(tiny(flags, "whole"))
+    with interruption(48, error), pytest.raises(type(error) if error else SystemExit):
+        train.main(tiny(flags))
+    saved = checkpoint("run")
+    assert saved["step"] == (40 if error else 48)
+    torch.save({**saved, "seconds": 1000.0}, "run/ckpt.pt")
+    Path("run/metrics.jsonl").write_text('{"step": 41, "lo')
+    for _ in range(2):  # the second time there is nothing left to do
+        train.main(tiny(flags + " --resume"))
+        assert steady("run") == steady("whole") and logged("run")[-1]["seconds"] >= 1000
+    assert same_weights("run", "whole")
 
 
-def test_a_score_without_a_unit_is_refused(ends, monkeypatch):
-    class Renamed(tasks.Copy):
-        units = {"lists": "share"}
-
-    monkeypatch.setitem(tasks.TASKS, "renamed", Renamed)
-    ends(tiny("--task renamed"), "its units lack the score")
+class DropsOut(Canon):
+    def forward(self, x, state=None):
+        return F.dropout(super().forward(x, state), 0.1, self.training)
 
 
-def test_a_task_without_defaults_is_refused(ends, monkeypatch):
-    class Bare(tasks.Copy):
-        def __init__(self, N, block_size):
-            super().__init__(N, block_size)
-
-    monkeypatch.setitem(tasks.TASKS, "bare", Bare)
-    ends(tiny("--task bare"), "task = 'bare': its argument N needs a default")
-
-
-def test_a_score_that_the_log_cannot_hold_is_refused(ends, monkeypatch):
-    class Tensors(tasks.Copy):
-        def evaluate(self, model, seed, n):
-            return {"tokens": torch.tensor(0.5)}
-
-    monkeypatch.setitem(tasks.TASKS, "tensors", Tensors)
-    ends(tiny("--task tensors"), "its score 'tokens' is a Tensor, not a Python number")
+@patch.dict(canon_gpt.CANONS, own=DropsOut)
+def test_random_layers_resume_too(here):
+    flags = "--steps 30 --eval-every 10 --canon ac --canon-type own"
+    train.main(tiny(flags, "whole"))
+    with interruption(25), pytest.raises(SystemExit, match="143"):
+        train.main(tiny(flags))
+    train.main(tiny(flags + " --resume"))
+    assert same_weights("run", "whole")
 
 
-def test_a_checkpoint_holds_whatever_has_a_state(here):
-    model = torch.nn.Linear(2, 2)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    config = vars(Config(vocab_size=8, block_size=8))
-    training = run_folders.Training(steps=1, batch_size=4, lr=0.1)
-    recipe = run_folders.Recipe("nano", {}, config, training, "float32", seed=0, eval_size=1)
-    about = recipe.as_dict()
-    stateful = {"model": model, "optimizer": optimizer}
-    run = run_folders.Run("without", about)
-    run.save(stateful, step=0, seconds=0.0)
-    run = run_folders.Run("with", about)
-    stateful["average"] = average
-    with torch.no_grad():
-        average.module.weight.fill_(7)
-    run.save(stateful, step=0, seconds=0.0)
-    with torch.no_grad():
-        average.module.weight.fill_(8)
-    run.log_file.close()
-    run_folders.Run("with", about, resume=True).restore(stateful)
-    assert (average.module.weight == 7).all()
-    with pytest.raises(run_folders.RunError, match="does not fit: it has no average"):
-        run_folders.Run("without", about, resume=True).restore(stateful)
-    stateful["average"] = torch.nn.Linear(2, 3)  # not of the shape that was saved
-    with pytest.raises(run_folders.RunError, match="does not fit"):
-        run_folders.Run("with", about, resume=True).restore(stateful)
+def test_a_run_that_is_there_is_kept(refused):
+    with interruption(15, KeyError()), pytest.raises(KeyError):
+        train.main(tiny("--steps 20 --eval-every 20"))
+    train.main(tiny("--steps 20 --eval-every 20"))  # it had no checkpoint yet
+    refused(tiny("--steps 20"), "--resume")
+    refused(tiny("--steps 20 --lr 0.5 --resume"), "was begun with lr = 0.01")
+    saved = checkpoint("run")
+    del saved["recipe"]["training"]["clip"]  # an option that came later
+    torch.save(saved, "run/ckpt.pt")
+    train.main(tiny("--steps 20 --eval-every 20 --resume"))
+    refused(tiny("--steps 20 --clip 2 --resume"), "clip = 1.0")
+    Path("run/ckpt.pt").write_bytes(Path("run/ckpt.pt").read_bytes()[:999])
+    with pytest.raises(SystemExit, match="2"):
+        train.main(tiny("--steps 20 --resume"))
 
 
-def test_a_checkpoint_with_older_names_is_read():
-    """Canon-B and Canon-D were once just `canon` in their layers."""
-    sizes = dict(vocab_size=8, block_size=8, n_layer=2, n_head=2, d_model=16)
-    model, fresh = (CanonGPT(Config(**sizes, canon="abcd")) for _ in range(2))
-    older = {}
-    for name, weight in model.state_dict().items():
-        older[re.sub("canon_[bd]", "canon", name)] = weight
-    assert "blocks.1.mixer.canon.weight" in older and "blocks.0.mlp.canon.weight" in older
-    run_folders.load_weights(fresh, older)
-    for name, weight in fresh.state_dict().items():
-        assert torch.equal(weight, model.state_dict()[name]), name
+@parametrize("what", ("loss", "gradient"))
+def test_what_is_not_finite_ends_the_run(what, here, monkeypatch, capsys):
+    real = train.train_step
 
+    def broken(*arguments):
+        loss, norm = real(*arguments)
+        return (loss * math.nan, norm) if what == "loss" else (loss, norm * math.inf)
 
-def test_a_checkpoint_of_another_optimizer_is_refused(ends, monkeypatch):
-    with interruption(9), pytest.raises(SystemExit):
-        train.main(tiny("--steps 20"))
-    monkeypatch.setitem(train.OPTIMIZERS, "adamw", lambda model, *rest: TwoOptimizers(model))
-    ends(tiny("--steps 20 --resume"), "its optimizer was AdamW, not TwoOptimizers")
-
-
-def test_a_trained_checkpoint_beside_an_empty_log_is_kept(ends):
-    """So it is for a moment while a run resumes."""
-    train.main(tiny("--steps 3"))
-    Path("run/metrics.jsonl").write_text("")
-    ends(tiny("--steps 3"), "run is not empty: --resume continues it")
+    train.main(tiny("--steps 20 --eval-every 20", "whole"))
+    with interruption(40, KeyError()), pytest.raises(KeyError):
+        train.main(tiny("--steps 60 --eval-every 20"))
+    monkeypatch.setattr(train, "train_step", broken)
+    with pytest.raises(SystemExit, match="^1$"):
+        train.main(tiny("--steps 60 --eval-every 20 --resume"))
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"step 40: {what} = " in line and checkpoint("run")["step"] == 20
 
 
 class LooksAhead(Canon):
     def forward(self, x, state=None):
-        return super().forward(x, state) + 0.1 * x.roll(-1, dims=1) * self.weight[1]
+        return x + x.roll(-1, dims=1)
+
+
+class LooksAheadOnceTrained(Canon):
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        self.ahead = torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x, state=None):
+        return x + self.ahead * x.roll(-1, dims=1)
 
 
 class ForgetsItsStream(Canon):
@@ -2695,353 +2213,140 @@ class ForgetsItsStream(Canon):
         return super().forward(x)
 
 
-class MixesTheBatch(Canon):
-    def forward(self, x, state=None):
-        return super().forward(x, state) + 0.1 * x.cumsum(0)
-
-
-class AlwaysDropsOut(Canon):
-    def forward(self, x, state=None):
-        return torch.nn.functional.dropout(super().forward(x, state), 0.1)
-
-
-class DividesByZero(Canon):
-    def forward(self, x, state=None):
-        return super().forward(x, state) / (self.weight[0] * 0)
-
-
-class NeverUsed(Canon):
-    def __init__(self, width, config):
-        super().__init__(width, config)
-        self.spare = torch.nn.Parameter(torch.ones(width))
-
-
-FAULTS = {
-    LooksAhead: "a layer looks ahead",
-    ForgetsItsStream: "does not keep in state[self]",
-    MixesTheBatch: "a layer mixes the sequences of a batch",
-    AlwaysDropsOut: "a layer is random",
-    DividesByZero: "the logits are not finite",
-}
-
-
-@parametrize("point", "abcd")
-@parametrize("layer", FAULTS)
-def test_a_layer_with_a_fault_is_refused(layer, point, ends):
-    with patch.dict(canon_gpt.CANONS, own=layer):
-        ends(tiny(f"--canon {point} --canon-type own"), "canon_type own", FAULTS[layer])
-
-
-@patch.dict(canon_gpt.CANONS, own=NeverUsed)
-def test_a_weight_that_is_never_used_is_mentioned(here, capsys):
-    train.main(tiny("--canon c --canon-type own --steps 2"))
-    said = capsys.readouterr().err
-    assert said.count("no layer used") == 1
-    assert "no layer used blocks.0.canon_c.spare\n" in said
-
-
-class LearnedPositions(canon_gpt.Positions):
-    @staticmethod
-    def vectors(config):
-        return torch.nn.Embedding(config.block_size, config.d_model)
-
-
-@patch.dict(POSITIONS, learned=LearnedPositions)
-def test_positions_may_be_added_to_the_embeddings(here):
-    """Also in a stream, which train.py checks before it trains."""
-    train.main(tiny("--pos learned --steps 3"))
-    _, model = run_folders.load_model("run")
-    vectors = model.position_vectors.weight.detach()
-    assert vectors.std().item() == pytest.approx(0.02, rel=0.2)
-    seen = []
-    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
-    model(torch.tensor([[3, 3]]), state={model: 5})
-    first, second = seen[0][0].detach()
-    assert_close(second - first, vectors[6] - vectors[5])
-
-
-class FixedPositions(canon_gpt.Positions):
-    @staticmethod
-    def vectors(config):
-        table = torch.arange(config.block_size * config.d_model).float().sin()
-        return torch.nn.Embedding.from_pretrained(table.view(config.block_size, -1))
-
-
-@patch.dict(POSITIONS, fixed=FixedPositions)
-def test_fixed_positions_stay_as_they_are(here):
-    train.main(tiny("--pos fixed --steps 3"))
-    _, model = run_folders.load_model("run")
-    expected = FixedPositions.vectors(model.config).weight
-    assert torch.equal(model.position_vectors.weight, expected)
-
-
-class FewExamples(tasks.Copy):
-    """Trains on lists that begin with 1, and is scored on others."""
-
-    def documents(self, rng, count):
-        return self.some(rng, count, begin_with_one=False)
-
-    def training_documents(self, rng, count):
-        return self.some(rng, count, begin_with_one=True)
-
-    def some(self, rng, count, begin_with_one):
-        found = []
-        while len(found) < count:
-            (document,) = super().documents(rng, 1)
-            if (document.tokens[1] == 1) == begin_with_one:
-                found.append(document)
-        return found
-
-
-def test_a_task_may_train_on_other_documents_than_it_is_scored_on():
-    task = FewExamples(N=4, block_size=9)
-    tokens, _ = task.batch(seed=0, step=0, batch_size=50)
-    assert (tokens[:, 1] == 1).all()
-    assert all(document.tokens[1] != 1 for document in task.documents(np.random.default_rng(0), 9))
-
-
-class DrawsItself(tasks.Copy):
-    def documents(self, rng, count):
-        return super().documents(np.random.default_rng(), count)
-
-
-class UnknownToken(tasks.Copy):
-    vocabulary = ["", "a", "b"]
-
-    def __init__(self, N=8, block_size=17):
-        self.N, self.bos, self.query = N, 1, 9
-        tasks.Task.__init__(self, block_size)
-
-    def documents(self, rng, count):
-        return [Document([1, 2, 9], [(1, 2)]) for _ in range(count)]
-
-
-BAD_TASKS = {DrawsItself: "its documents differ", UnknownToken: "token 9 is not in its vocabulary"}
-
-
-@parametrize("kind", BAD_TASKS)
-def test_a_task_with_a_fault_is_refused(kind, ends):
-    with patch.dict(tasks.TASKS, own=kind):
-        ends(tiny("--task own"), "own: ", BAD_TASKS[kind])
-
-
-def test_a_program_may_import_what_stands_beside_it(here, monkeypatch):
-    """sample.py, plot.py and reproduce.py run it for what it registers."""
-    Path("own").mkdir()
-    Path("own/beside_it.py").write_text("def act(x):\n    return x\n")
-    words = "import beside_it\nimport canon_gpt\ncanon_gpt.MLPS['linear'] = (beside_it.act, True)\n"
-    Path("own/program.py").write_text(words)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    with patch.dict(MLPS), patch.dict(sys.modules):
-        run_folders.register("own/program.py")
-        assert MLPS["linear"][0](5) == 5
-
-
-def test_documents_take_arrays():
-    """Their numbers are appended, not added."""
-    document = Document([1])
-    document.give(np.array([2]))
-    assert document.ask(np.array([3, 4])) == (2, 4) and document.tokens == [1, 2, 3, 4]
-
-
 class DoesNotStream(ForgetsItsStream):
     streams = False
 
 
+@parametrize("point", "abcd")
+@parametrize("layer, words", [
+    (LooksAhead, "looks ahead"),
+    (LooksAheadOnceTrained, "looks ahead"),
+    (ForgetsItsStream, "streams = False"),
+])  # fmt: skip
+def test_a_layer_with_a_fault_is_refused(layer, words, point, refused):
+    with patch.dict(canon_gpt.CANONS, own=layer):
+        refused(tiny(f"--steps 2 --canon {point} --canon-type own"), "canon_type own", words)
+
+
 @patch.dict(canon_gpt.CANONS, own=DoesNotStream)
 def test_a_layer_may_say_that_it_does_not_stream(here):
-    """Then it may train, and a model writes as if it streamed, by reading all tokens each time."""
-    train.main(tiny("--canon ab --canon-type own --steps 3"))
-    task, model = run_folders.load_model("run")
-    streaming = CanonGPT(Config(**{**vars(model.config), "canon_type": "conv"})).eval()
-    streaming.load_state_dict(model.state_dict())
-    tokens = torch.randint(0, task.vocab_size, (3, 4))
-    assert torch.equal(model.generate(tokens, 9, 0), streaming.generate(tokens, 9, 0))
-    limit = task.block_size
-    assert model.generate(tokens, limit - 3, 0).shape == (3, limit + 1)
-    with pytest.raises(ValueError, match="cannot read a text in pieces"):
-        model(tokens, state={})
+    train.main(tiny("--steps 2 --canon ab --canon-type own"))
 
 
-class LooksAheadLater(Canon):
-    """As its weight is zero at the start, the first logits are those of a sound layer."""
+# -- Processes
 
-    def __init__(self, width, config):
-        super().__init__(width, config)
-        self.ahead = torch.nn.Parameter(torch.zeros(width))
-
-    def forward(self, x, state=None):
-        return super().forward(x, state) + self.ahead * x.roll(-1, dims=1)
+posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX signals")
+ENDLESS = "--steps 1000000 --eval-every 20"
 
 
-@patch.dict(canon_gpt.CANONS, own=LooksAheadLater)
-def test_a_layer_that_starts_to_look_ahead_later_is_refused(ends):
-    ends(tiny("--canon a --canon-type own"), "a layer looks ahead")
+def heed_ctrl_c():
+    """A shell starts programs in the background so that they ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class LooksFarAhead(Canon):
-    """By 40 tokens, as a mixer might that mistakes the future of its chunk for the past."""
-
-    def forward(self, x, state=None):
-        return super().forward(x, state) + 0.1 * F.pad(x, (0, 0, 0, 40))[:, 40:]
-
-
-@patch.dict(canon_gpt.CANONS, own=LooksFarAhead)
-def test_a_layer_that_looks_far_ahead_is_refused(ends):
-    ends(tiny("--block-size 128 --canon a --canon-type own"), "a layer looks ahead")
-
-
-class Wide(Attention):
-    @classmethod
-    def check(cls, config):
-        if config.d_model % 64 != 0:
-            config.refuse("d_model", "must be a multiple of 64")
-
-
-@patch.dict(MIXERS, wide=Wide)
-def test_a_mixer_need_not_fit_the_width_of_the_preset(ends):
-    ends(tiny("--mixer wide"), "d_model = 16")
-    words = [*TINY, *"--mixer wide --d-model 64 --steps 2".split()]
-    train.main(words)
-    (run,) = Path("out").iterdir()
-    assert "wide" in run.name and "d-model=64" in run.name
+@contextlib.contextmanager
+def in_the_background(*command):
+    """A process, once its training has saved a checkpoint. Neither it nor its children outlive the
+    block."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
+    )
+    try:
+        while not list(Path().rglob("ckpt.pt")):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()  # torchrun ends its processes, which are not of this group
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=60)
+        with contextlib.suppress(ProcessLookupError):  # usually all have ended
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-class Narrow(Attention):
-    def __init__(self, config):
-        super().__init__(config)
-        config.refuse("d_model", "too wide")
+def children(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
 
 
-class Costly(Attention):
-    budget = 12
+def are_gone(processes):
+    for _ in range(200):
+        if not any(Path(f"/proc/{pid}").exists() for pid in processes):
+            return True
+        time.sleep(0.1)
+    return False
 
 
-def test_what_a_mixer_refuses_when_it_is_made_is_one_line(ends):
-    with patch.dict(MIXERS, narrow=Narrow, costly=Costly):
-        ends(tiny("--mixer narrow"), "d_model = 16: too wide")
-        ends(tiny("--mixer costly"), "its budget leaves the MLP nothing")
-        train.main(tiny("--mixer costly --mlp none --steps 2"))
+@posix
+@parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
+def test_a_signal_to_all_processes_saves_and_leaves_none(number, here):
+    with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
+        workers = children(process.pid)
+        os.killpg(process.pid, number)
+        said = process.communicate(timeout=120)[1]
+    assert len(workers) == 2 and are_gone(workers)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number and checkpoint("run")["step"] % 20 == 0
+    else:
+        assert process.returncode == 128 + number
+        assert f"step {checkpoint('run')['step']}; repeat" in said.splitlines()[-1]
 
 
-class Forgetful(Attention):
-    def forward(self, x, state=None):
-        return open("missing.txt")
+@posix
+def test_a_worker_that_is_killed_ends_its_run(here):
+    with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
+        one, other = children(process.pid)
+        os.kill(one, signal.SIGKILL)
+        assert "Traceback" in process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and are_gone([other])
 
 
-@patch.dict(MIXERS, forgetful=Forgetful)
-def test_a_bug_in_a_layer_of_ones_own_shows_where_it_is(here):
-    """As the file is none of the run's."""
-    with pytest.raises(FileNotFoundError, match="missing.txt"):
-        train.main(tiny("--mixer forgetful"))
+BUGGY = """
+import train
+from tasks import TASKS, Copy
+
+class Buggy(Copy):
+    def batch(self, seed, step, batch_size):
+        if step == 30:
+            raise KeyError("a bug in the generator")
+        return super().batch(seed, step, batch_size)
+
+TASKS["copy"] = Buggy
+train.main()
+"""
 
 
-def test_answers_in_colour():
-    text = "<bos> a [b\nc ✓] d [e ✗ f] g [h ✓]"
-    green, red, normal = (f"\033[{code}m" for code in (32, 31, 0))
-    want = f"<bos> a {green}[b\nc ✓]{normal} d {red}[e ✗ f]{normal} g {green}[h ✓]{normal}"
-    assert sample.coloured(text) == want
+def test_a_bug_in_a_worker_ends_the_run_with_its_traceback(here):
+    Path("buggy.py").write_text(BUGGY)
+    command = [sys.executable, "buggy.py", *tiny("--steps 60 --workers 2")]
+    path = {**os.environ, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, capture_output=True, text=True, env=path, timeout=120)
+    assert done.returncode == 1 and "KeyError: 'a bug in the generator'" in done.stderr
 
 
-def test_a_run_that_has_logged_nothing_may_start_again(ends):
-    with interruption(3, KeyError("a bug")), pytest.raises(KeyError):
-        train.main(tiny("--steps 40 --eval-every 40"))
-    assert checkpoint("run")["step"] == 0 and not Path("run/metrics.jsonl").read_text()
-    train.main(tiny("--steps 20 --lr 0.02"))
+@posix
+def test_only_a_second_signal_kills():
+    def second(world):
+        with patch.object(train, "WORLD", world), train.noted_signals() as noted:
+            signal.raise_signal(signal.SIGTERM)
+            assert noted == [signal.SIGTERM]
+            return signal.getsignal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert second(world=1) == signal.SIG_DFL and callable(second(world=2))
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_thread_trains(here):
+    thread = threading.Thread(target=train.main, args=[tiny("--steps 2")])
+    thread.start()
+    thread.join()
     assert logged("run")[-1]["final"]
-
-
-def test_other_processes_outlive_a_run(here):
-    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    other.start()
-    train.main(tiny("--steps 2 --workers 1"))
-    assert other.is_alive()
-    other.kill()
-    other.join()
-
-
-def test_a_pattern_may_need_more_layers_than_the_preset_has(here):
-    train.main(tiny("--mixer gdn,attention --n-layer 2 --steps 2"))
-    _, recipe = train.read_command_line([*TINY, "--mixer", "gdn,attention", "--n-layer", "2"])
-    assert "n-layer=2" in train.unlike_preset(recipe)
-
-
-class Unusual(Canon):
-    """With dropout, and a weight that never gets a gradient."""
-
-    modes = set()  # (whether it trains, whether there are gradients) at each call
-
-    def __init__(self, width, config):
-        super().__init__(width, config)
-        self.unused = torch.nn.Parameter(torch.zeros(3))
-        self.dropout = torch.nn.Dropout(0.5)
-
-    def forward(self, x, state=None):
-        self.modes.add((self.training, torch.is_grad_enabled()))
-        return self.dropout(super().forward(x, state))
-
-
-def test_dropout_is_off_in_evaluations_and_resumes_as_do_unused_weights(here):
-    with patch.dict(canon_gpt.CANONS, own=Unusual):
-        train.main(tiny("--steps 20 --canon a --canon-type own", "whole"))
-        with interruption(9), pytest.raises(SystemExit):
-            train.main(tiny("--steps 20 --canon a --canon-type own"))
-        train.main(tiny("--steps 20 --canon a --canon-type own --resume"))
-        frozen = canon_gpt.canon_at("a", 8, Config(9, 9, canon="a", canon_type="own",
-                                                   canon_frozen=True))  # fmt: skip
-    assert not any(weight.requires_grad for weight in frozen.parameters())
-    assert Unusual.modes == {(True, True), (False, False)}
-    assert logged("run")[-1]["final"]
-    for name, weight in checkpoint("whole")["model"].items():
-        assert torch.equal(weight, checkpoint("run")["model"][name])
-
-
-def test_a_run_older_than_a_field_has_its_default(here):
-    """It is read, and it resumes."""
-    with interruption(9), pytest.raises(SystemExit):
-        train.main(tiny("--steps 20 --eval-every 5"))
-    saved = checkpoint("run")
-    del saved["recipe"]["model"]["canon_frozen"], saved["recipe"]["training"]["schedule"]
-    torch.save(saved, "run/ckpt.pt")
-    path = Path("run/config.json")
-    config = json.loads(path.read_text())
-    del config["model"]["canon_frozen"], config["training"]["schedule"]
-    del config["units"]  # older runs do not say
-    config["model"]["from_a_fork"] = [1, None]  # what figures do not ask for
-    path.write_text(json.dumps(config))
-    (run,), problems = run_folders.read_all(["run"])
-    assert not problems and run["model"]["canon_frozen"] is False
-    assert run["training"]["schedule"] == "cosine" and run["units"]["tokens"] == "share"
-    train.main(tiny("--steps 20 --eval-every 5 --resume"))
-
-
-@parametrize("name", ("depo", "mano"))
-def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
-    task = make_task(name)
-    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
-    model = CanonGPT(config).double()
-
-    no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
-
-    settings = train.Training(steps=9, batch_size=12, lr=0.1)
-    batch = task.batch(5, 7, 12)
-    tokens, mask = map(torch.from_numpy, batch)
-    _, whole = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
-    for world, parts in product((1, 2, 3), (1, 2)):
-        monkeypatch.setattr(train, "WORLD", world)
-        mean, rows = 0, []  # of the processes
-        for rank in range(world):
-            monkeypatch.setattr(train, "RANK", rank)
-            batch_of_rank = train.Batches(task, 5, 12)[7]
-            part, _ = train.train_step(
-                model, no_optimizer, batch_of_rank, settings, parts, nullcontext()
-            )
-            mean += part.item() / world
-            rows += batch_of_rank[0].tolist()
-        assert sorted(rows) == sorted(batch[0].tolist())
-        assert mean == pytest.approx(whole.item(), rel=1e-6)
-    with pytest.raises(SystemExit):  # not a multiple of the processes
-        train.read_command_line([*TINY, "--batch-size", "5"])
 
 
 @posix
@@ -3057,322 +2362,16 @@ def test_two_processes_train_as_one_does(here):
     steps = checkpoint("run")["step"]
     assert json.loads(Path("run/config.json").read_text())["processes"] == 2
     for words in (["run", "--resume"], ["one"]):
-        with interruption(steps + 19), pytest.raises(SystemExit):
+        with interruption(steps + 20), pytest.raises(SystemExit):
             train.main([*flags, *words])
     losses = []
     for out in ("run", "one"):
-        losses.append({line["step"]: line["loss"] for line in logged(out) if "loss" in line})
+        losses.append({line["step"]: line["loss"] for line in logged(out)})
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert list(losses[0]) == list(range(20, steps + 21, 20))
 
 
-BAD_FLAGS = [  # the flags, and what the line names
-    ("--task sort", "task = 'sort'"),
-    ("--preset huge", "preset = 'huge'"),
-    ("--preset=", "preset = ''"),
-    ("--mixer conv", "mixer = 'conv'"),
-    ("--steps 0", "steps = 0"),
-    ("--steps many", "--steps"),
-    ("--lr 0", "lr = 0.0"),
-    ("--lr nan", "lr = nan"),
-    ("--batch-size 0", "batch_size = 0"),
-    ("--batch-size 10000000", "batch_size = 10000000"),
-    ("--warmup -1", "warmup = -1"),
-    ("--weight-decay -0.1", "weight_decay = -0.1"),
-    ("--betas 0.9 1", "betas = 1.0"),
-    ("--eps -1", "eps = -1.0"),
-    ("--seed -1", "seed = -1"),
-    ("--seed 4294967296", "seed = 4294967296"),
-    ("--workers -1", "workers = -1"),
-    ("--workers 1000", "workers = 1000"),
-    ("--eval-every 0", "eval_every = 0"),
-    ("--eval-size 0", "eval_size = 0"),
-    ("--eval-size 10000000", "eval_size = 10000000"),
-    ("--grad-accum 0", "grad_accum = 0"),
-    ("--grad-accum 3", "a multiple of 3"),
-    ("--schedule step", "schedule = 'step'"),
-    ("--device abacus", "device = 'abacus'"),
-    ("--cannon abcd", "--cannon"),
-    ("--dtype float16", "dtype = 'float16'"),
-    ("--mixer gla --pos alibi", "pos = 'alibi'"),
-    ("--mixer gla --n-head 4", "n_head = 4"),
-    ("--mixer gla --pos rope", "pos = rope"),
-    ("--n-head 3", "d_model = 16"),
-    ("--block-size 9", "block_size = 9"),
-    ("--K 5", "K = 5"),
-    ("--out=", "out = ''"),
-    ("--compile", "C++ compiler"),
-    ("--resume", "run has no ckpt.pt"),
-    ("--out mine", "mine is not empty"),
-    ("--config mine/notes.txt", "config = mine/notes.txt"),
-    ("--config mine/notes.txt --mixer gla", "leave --mixer out"),
-    ("--task text --preset paper", "text has none of this size"),
-]
-
-
-@parametrize("flags, words", BAD_FLAGS)
-def test_bad_flags_are_refused_before_anything_is_written(flags, words, ends, monkeypatch):
-    monkeypatch.setattr(train, "can_compile_on_cpu", lambda: False)
-    monkeypatch.setattr(train, "train_step", pytest.fail)
-    Path("mine").mkdir()
-    Path("mine/notes.txt").write_text("mine")
-    usual = [] if "--config" in flags else tiny("--steps 5")  # Copy's sizes
-    if "--task" in flags:
-        usual = ["--preset", "nano"]
-    ends([*usual, *flags.split()], words)
-
-
-def test_capo_takes_steps_or_exposures(ends):
-    ends("--task capo --preset nano --exposures 3 --steps 5".split(), "steps = 5")
-    _, recipe = train.read_command_line("--task capo --preset nano --exposures 3".split())
-    task = make_task("capo", exposures=3)
-    assert recipe.training.steps == task.steps(recipe.training.batch_size)
-
-
-@parametrize("native", (True, False))
-def test_the_gpu_decides_about_bfloat16(native, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(train, "gpu_has_bfloat16", lambda: native)
-    options, recipe = train.read_command_line(["--task", "copy"])
-    assert (options.device, recipe.preset, options.compile) == ("cuda", "small", True)
-    assert recipe.dtype == ("bfloat16" if native else "float32")
-    with nullcontext() if native else pytest.raises(SystemExit, match="2"):
-        train.read_command_line("--task copy --dtype bfloat16".split())
-
-
-@parametrize("dtype", ("float32", "bfloat16"))
-def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
-    seen, attend = set(), F.scaled_dot_product_attention
-
-    def spy(q, *rest, **options):
-        seen.add((torch.is_grad_enabled(), q.dtype))
-        return attend(q, *rest, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    monkeypatch.setattr(train, "require_sound_layers", lambda model: None)  # always in float32
-    train.main(tiny(f"--steps 2 --dtype {dtype}"))
-    assert seen == {(training, getattr(torch, dtype)) for training in (True, False)}
-    assert {w.dtype for w in checkpoint("run")["model"].values()} == {torch.float32}
-
-
-def test_a_folder_with_another_run_is_refused(ends):
-    train.main(tiny("--steps 5"))
-    ends(tiny("--steps 5"), "run is not empty: --resume continues it")
-    flags = "--steps 6 --canon a --seed 4 --dtype bfloat16 --resume"
-    words = ("canon = '', not 'a'", "steps = 5, not 6", "seed = 0, not 4")
-    ends(tiny(flags), *words, "dtype = 'float32', not 'bfloat16'")
-
-
-def test_a_run_without_a_checkpoint_has_not_begun(here):
-    Path("run").mkdir()
-    Path("run/config.json").write_text("x" * 10_000)
-    Path("run/ckpt.pt.new").write_text("half")
-    train.main(tiny("--steps 2"), program="/x/own.py")
-    config = json.loads(Path("run/config.json").read_text())
-    assert config["command"].startswith("python own.py --task copy ")
-    assert logged("run")[-1]["final"] and not Path("run/ckpt.pt.new").exists()
-    Path("run/config.json").unlink()
-    with pytest.raises(SystemExit, match="0"):  # finished
-        train.main(tiny("--steps 2 --resume"))
-    assert json.loads(Path("run/config.json").read_text())["task"] == config["task"]
-
-
-def damaged_checkpoints(good, data):
-    """{what is wrong: bytes of a file, or the contents of a checkpoint}"""
-    name, first = next(iter(good["model"].items()))
-    raw, wrong = first.numpy().tobytes(), {}
-    wrong["cut off"] = data[:-100]
-    wrong["a flipped weight"] = data.replace(raw, raw[::-1])
-    wrong["another object"] = [1]
-    wrong["parts missing"] = {"recipe": good["recipe"]}
-    weights = good["model"]
-    wrong["a shape"] = {**good, "model": {**weights, name: torch.zeros(3, 3)}}
-    wrong["half precision"] = {**good, "model": {k: w.half() for k, w in weights.items()}}
-    wrong["a weight is NaN"] = {**good, "model": {**weights, name: first * math.nan}}
-    wrong["a weight is missing"] = {**good, "model": dict(list(weights.items())[1:])}
-    wrong["no optimizer"] = {**good, "optimizer": {}}
-    state, groups = good["optimizer"]["state"], good["optimizer"]["param_groups"]
-    wrong["no memory"] = {**good, "optimizer": {"state": {}, "param_groups": groups}}
-    halved = {**state[0], "exp_avg": state[0]["exp_avg"][:1]}
-    wrong["memory's shape"] = {
-        **good, "optimizer": {"state": {**state, 0: halved}, "param_groups": groups}
-    }  # fmt: skip
-    without_step = {**state[0]}
-    del without_step["step"]
-    wrong["memory's step"] = {
-        **good, "optimizer": {"state": {**state, 0: without_step}, "param_groups": groups}
-    }  # fmt: skip
-    wrong["a recipe without a model"] = {**good, "recipe": {**good["recipe"], "model": None}}
-    wrong["a step too far"] = {**good, "step": 4}
-    wrong["a step before the start"] = {**good, "step": -1}
-    wrong["a step that is no number"] = {**good, "step": "2"}
-    wrong["seconds"] = {**good, "seconds": math.nan}
-    wrong["a log that is none"] = {**good, "log": [1, 2]}
-    return wrong
-
-
-def test_damaged_checkpoints_are_refused(ends):
-    """By --resume, and those whose weights are wrong by whoever wants to see the model."""
-    with interruption(1), pytest.raises(SystemExit):
-        train.main(tiny("--steps 3"))
-    good, path = checkpoint("run"), Path("run/ckpt.pt")
-    for what, damage in damaged_checkpoints(good, path.read_bytes()).items():
-        path.write_bytes(damage) if isinstance(damage, bytes) else torch.save(damage, path)
-        line = ends(tiny("--steps 3 --resume"), "ckpt.pt")
-        reason = "is damaged|does not fit"
-        assert re.search(reason, line)
-        if "weight" in what or what in ("cut off", "a shape"):
-            with pytest.raises(run_folders.RunError, match=reason):
-                run_folders.load_model("run")
-    torch.save(good, path)
-    train.main(tiny("--steps 3 --resume"))
-    assert logged("run")[-1]["final"]
-
-
-@parametrize(
-    "error, words",
-    [
-        (PermissionError(13, "Permission denied", "run/x"), ["denied: 'run/x'", "--resume"]),
-        (MemoryError(), ["MemoryError", "--batch-size"]),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried .."), ["out of memory", "--grad-accum"]),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: .."), ["--grad-accum"]),
-        (RuntimeError("a bug of one's own"), []),
-    ],
-)
-def test_errors_of_the_system_are_one_line_and_bugs_are_not(error, words, ends):
-    with interruption(3, error), nullcontext() if words else pytest.raises(RuntimeError):
-        ends(tiny("--steps 9"), *words, status=1, training=True)
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(ends, monkeypatch):
-    saves, save = iter(range(1, 100)), torch.save
-
-    def full(what, file):
-        if next(saves) == 3:
-            file.write(b"x" * 99)
-            raise OSError(28, "No space left on device")
-        return save(what, file)
-
-    monkeypatch.setattr(torch, "save", full)
-    words = "No space left on device: 'run/ckpt.pt.new'", "--resume to continue"
-    ends(tiny("--steps 40 --eval-every 10"), *words, status=1, training=True)
-    monkeypatch.setattr(torch, "save", save)
-    assert checkpoint("run")["step"] == 10 and not Path("run/ckpt.pt.new").exists()
-
-
-def test_run_names_tell_runs_apart():
-    def name(flags, task="copy"):
-        words = f"--task {task} --preset nano --device cpu {flags}".split()
-        return train.read_command_line(words)[0].out.name
-
-    apart = [
-        "--seed 1", "--canon abcd", "--canon abcd --canon-silu", "--canon abcd --no-canon-residual",
-        "--lr 0.1", "--n-layer 2", "--mlp silu", "--dtype bfloat16", "--tie-embeddings", "",
-    ]  # fmt: skip
-    assert len({name(flags) for flags in apart}) == len(apart)
-    for same in ("", "--mlp swiglu --canon-kernel 4", "--workers 3 --grad-accum 2 --lr 0.01"):
-        assert name(same) == "copy_nano_rope_bare_s0"
-    flags = "--mixer gdn,attention --canon ca --word-len 5 6 --seed 3"
-    assert name(flags, "depo2") == "depo2_nano_gdn-attention_rope_ac_word-len=5-6_s3"
-    assert name("--mixer mamba2", "depo1") == "depo1_nano_mamba2_bare_s0"
-    assert name("--exposures 10", "capo") == "capo_nano_rope_bare_exposures=10_s0"
-
-
-def test_runs_are_read_while_they_train(here):
-    with interruption(47), pytest.raises(SystemExit):
-        train.main(tiny("--steps 60 --eval-every 20"))
-    run = run_folders.read("run")
-    assert [e["step"] for e in run["evals"]] == [20, 40] and run["seconds"] is None
-    assert run["units"]["tokens"] == "share"
-    train.main(tiny("--steps 60 --eval-every 20 --resume"))
-    run = run_folders.read("run")
-    assert [e["step"] for e in run["evals"]] == [20, 40, 60] and run["seconds"] > 0
-
-
-DAMAGES = {  # {what is wrong: the file, its text}
-    "no JSON": ("config.json", "{"),
-    "a part is missing": ("config.json", '{"run": "run", "task": {"name": "copy"}}'),
-    "a line is no JSON": ("metrics.jsonl", '{"step": 1, "eval": {"tok\n'),
-    "not a number": ("metrics.jsonl", '{"step": 1, "eval": {"k=1": NaN}}\n'),
-    "no number": ("metrics.jsonl", '{"step": 1, "eval": {"k=1": null}}\n'),
-}
-
-
-@parametrize("what", DAMAGES)
-def test_damaged_runs_are_named_and_left_out(what, here):
-    write_toy_run("sound", toy_run((0.5,)))
-    write_toy_run("run", toy_run((0.5,)))
-    file, text = DAMAGES[what]
-    Path("run", file).write_text(text)
-    found, problems = run_folders.read_all(["sound", "run", "nowhere"])
-    assert len(found) == 1
-    assert len(problems) == 2 and "run" in problems[0] and "nowhere" in problems[1]
-
-
-def test_packed_runs_are_the_same_runs(here):
-    train.main(tiny("--steps 20 --eval-every 10"))
-    Path("begun").mkdir()
-    Path("begun/config.json").write_text("{}")  # no log yet
-    found, problems = run_folders.read_all(["run", "begun"])
-    run_folders.pack(found, "runs.json")
-    assert run_folders.read_all(["runs.json"]) == (found, []) and len(found) == 1 and not problems
-
-
-def test_a_trained_model_is_loaded_and_answers(ends, capsys):
-    """Sixty steps of one layer on eight numbers: hardly right, but the answers are its own."""
-    train.main(tiny("--steps 60 --canon abcd --lr 0.02"))
-    task, model = run_folders.load_model("run")
-    assert task.settings == {"name": "copy", "N": 8, "block_size": 20} and not model.training
-    saved = checkpoint("run")["model"]
-    assert all(torch.equal(weight, saved[name]) for name, weight in model.state_dict().items())
-
-    capsys.readouterr()
-    sample.main(["run", "--count", "4"])
-    shown = capsys.readouterr().out.strip().split("\n\n")
-    assert len(shown) == 4
-    for text in shown:
-        given, _, answer = text.partition("<query> [")
-        words = given.split()[1:]
-        assert sorted(words) == list("12345678")
-        said, mark, expected = re.split("([✓✗])", answer.rstrip("]"))
-        prompt = task.encode(f"<bos> {given.partition('<bos>')[2]} <query>")
-        greedy = model.generate(torch.tensor([prompt]), 8, temperature=0)[0, 10:]
-        assert task.encode(said) == greedy.tolist()
-        assert (mark == "✓") == (said.split() == words)
-        assert expected.split() == ([] if mark == "✓" else words)
-
-    def shown_at(*words):
-        sample.main(["run", "--count", "1", *words])
-        return capsys.readouterr().out
-
-    assert shown_at("--seed", "1").strip() == shown[1]
-    sampled = shown_at("--temperature", "9")
-    assert sampled == shown_at("--temperature", "9") != shown_at()
-
-    sample.main(["run", "--prompt", "<bos> 3 1 2", "--length", "5"])
-    text = capsys.readouterr().out
-    assert text.startswith("<bos> 3 1 2 [") and len(text.split()) == 9
-    refused = partial(ends, main=sample.main)
-    refused(["run", "--prompt", "<bos> nine"], "nine")
-    refused(["run", "--prompt", "1 " * 21], "1 to 20")
-    refused(["run", "--length", "5"], "--prompt")
-    refused(["run", "--count", "5", "--prompt", "3"], "--count")
-    for temperature in ("-1", "1e-40", "nan"):
-        refused(["run", f"--temperature={temperature}"], "allowed: 0, and 0.01 to 100")
-    with pytest.raises(ValueError, match="temperature = -1"):
-        model.generate(torch.tensor([[1]]), 1, temperature=-1)
-    refused(["nowhere"], "nowhere has no config.json")
-
-
-def test_unregistered_things_are_asked_for(here):
-    train.main(tiny("--steps 2"))
-    path = Path("run/config.json")
-    path.write_text(path.read_text().replace('"attention"', '"retention"'))
-    with pytest.raises(run_folders.RunError, match="retention.*--program"):
-        run_folders.load_model("run")
-
-
-# -- Every task is learnt a little
+# -- Every task is learnt a little, after a stop in its first step
 
 TINY_COPY = "copy --N 16 --block-size 33 --steps 300 --warmup 50"
 COPY_6 = "copy --N 6 --block-size 13 --steps 100 --warmup 30 --d-model 32 --canon acd"
@@ -3399,17 +2398,66 @@ def test_every_task_resumes_and_is_learnt_a_little(command, score, least, most, 
     options = f"--preset nano --device {DEVICE} --no-compile --workers 0"
     options += " --eval-every 1000 --eval-size 128"
     words = ["--task", *command.split(), *options.split(), "--out", "run"]
-    with interruption(0), pytest.raises(SystemExit, match="143"):
+    with interruption(1), pytest.raises(SystemExit, match="143"):
         train.main(words)
     train.main([*words, "--resume"])
     assert least <= logged("run")[-1]["eval"][score] <= most
+
+
+# -- sample.py
+
+
+def test_a_trained_model_is_loaded_and_answers(refused, capsys):
+    """Sixty steps of one layer on eight numbers: hardly right, but the answers are its own."""
+    train.main(tiny("--steps 60 --canon abcd --lr 0.02"))
+    task, model = sample.load_model("run")
+    assert task.settings == {"name": "copy", "N": 8, "block_size": 20} and not model.training
+    saved = checkpoint("run")["model"]
+    assert all(torch.equal(weight, saved[name]) for name, weight in model.state_dict().items())
+
+    capsys.readouterr()
+    sample.main(["run", "--count", "4"])
+    shown = capsys.readouterr().out.strip().split("\n\n")
+    assert len(shown) == 4
+    for text in shown:
+        given, _, answer = text.partition("<query> [")
+        words = given.split()[1:]
+        assert sorted(words) == list("12345678")
+        said, mark, expected = re.split("([✓✗])", answer.rstrip("]"))
+        prompt = task.encode(f"<bos> {given.partition('<bos>')[2]} <query>")
+        greedy = model.generate(torch.tensor([prompt]), 8, temperature=0)[0, 10:]
+        assert task.encode(said) == greedy.tolist()
+        assert (mark == "✓") == (said.split() == words)
+        assert expected.split() == ([] if mark == "✓" else words)
+
+    sample.main(["run", "--prompt", "<bos> 3 1 2"])
+    text = capsys.readouterr().out
+    assert text.startswith("<bos> 3 1 2 [") and len(text.split()) == 21
+    refused(["run", "--prompt", "<bos> nine"], "nine", main=sample.main)
+    refused(["run", "--prompt", "1 " * 21], "1 to 20", main=sample.main)
+    refused(["nowhere"], "nowhere", main=sample.main)
+
+
+def test_the_instance_shown_has_full_size():
+    task = make_task("depo0")
+    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
+    text = sample.answered(task, CanonGPT(config).eval(), seed=0)
+    assert text.count(",") == task.N
+
+
+def test_a_terminal_without_check_marks_shows_the_rest(here):
+    train.main(tiny("--steps 2"))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, HERE / "sample.py", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "<query> [" in done.stdout, done.stderr
 
 
 # ---- 5. plot.py ------------------------------------------------------------
 
 
 def toy_run(*values, name="toy", seed=0, lr=0.01, unit="share", chance=None, **model):
-    """A run as runs.py reads it. values: of its scores k=1, k=2 .. after 10, 20 .. steps."""
+    """A run as plot.py reads it. values: of its scores k=1, k=2 .. after 10, 20 .. steps."""
     evals = []
     for number, scores in enumerate(values, 1):
         by_name = {f"k={k}": value for k, value in enumerate(scores, 1)}
@@ -3438,38 +2486,25 @@ def write_toy_run(folder, run, final=True):
     (folder / "config.json").write_text(json.dumps(config))
     lines = list(run["evals"])
     if final:
-        lines.append({"final": True, "seconds": 3.0})
+        lines.append({**lines[-1], "final": True, "seconds": 3.0})
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log)
 
 
-def write_run(run):
-    write_toy_run(Path("out", run["run"]), run, final=run["seconds"] is not None)
-
-
-def write_untrained_model(folder, **model):
-    """A run of Copy whose checkpoint holds a model as it starts. Returns task and model."""
-    task = make_task("copy", N=4, block_size=9)
-    sizes = {"vocab_size": task.vocab_size, "block_size": task.block_size}
-    config = Config(**sizes, n_head=2, d_model=16, **model)
-    about = {
-        "run": Path(folder).name,
-        "task": task.settings,
-        "model": vars(config),
-        "training": {"steps": 1, "batch_size": 4},
-        "dtype": "float32",
-        "seed": 0,
-        "eval_size": 8,
-        "preset": "nano",
-    }
-    untrained = CanonGPT(config)
-    run = run_folders.Run(folder, about)
-    optimizer = torch.optim.AdamW(untrained.parameters())
-    run.save({"model": untrained, "optimizer": optimizer}, step=0, seconds=0.0)
-    return task, untrained
-
-
-# What a run is called
+def test_runs_are_read_packed_and_read_again(here):
+    """Once each. Figures, and runs that have no scores yet, are left out."""
+    finished, training = toy_run((0.2,), (0.4,)), toy_run((0.3,), seed=1)
+    training["seconds"] = None
+    write_toy_run("out/a", finished)
+    write_toy_run("out/b", training, final=False)
+    write_toy_run("out/not_begun", toy_run(), final=False)
+    Path("out/figure.png").touch()
+    with open("out/b/metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "ev')  # half a line, as while it trains
+    runs = plot.read_runs(sorted(Path("out").iterdir()))
+    assert runs == [finished, training]
+    plot.pack(runs, "packed.json")
+    assert plot.read_runs(["packed.json", "out/a"]) == runs
 
 
 MODEL_NAMES = {
@@ -3496,181 +2531,51 @@ def test_models_are_named_as_in_the_paper(name):
     assert plot.model_name(model) == name
 
 
-def test_groups_are_ordered_by_meaning():
+def test_groups_are_recipes_in_drawing_order():
+    """Their labels say how recipes differ. Of one recipe and seed the later run counts."""
     nope, canon = {"pos": "nope"}, {"canon": "abcd"}
-    models = [{"mixer": "gla"}, {**nope, **canon}, nope, canon, {}, {"canon": "d"}]
-    runs = []
-    for seed in (1, 0):
-        for model in models:
-            part = model.get("mixer", model.get("pos", "rope"))
-            name = f"depo1_nano_{part}_{model.get('canon', 'bare')}_s{seed}"
-            runs.append(toy_run((0.5,), name=name, seed=seed, **model))
-    groups = plot.group(runs)
-    rope = ["RoPE", "RoPE + Canon-D", "RoPE + Canon-ABCD"]  # by how many points have Canon
-    assert list(groups) == [*rope, "NoPE", "NoPE + Canon-ABCD", "GLA"]
-    assert [run["seed"] for run in groups["GLA"]] == [0, 1]
+    models = [{"mixer": "gla"}, {**nope, **canon}, nope, canon, {"n_layer": 2}, {}, {}]
+    runs = [toy_run((number / 10,), **model) for number, model in enumerate(models)]
+    groups = plot.group([toy_run((0.7,), seed=1), *runs])
+    last = {label: plot.last_scores(members, "k=1") for label, members in groups.items()}
+    assert list(last.items()) == [
+        ("RoPE, n_layer 2", [0.4]),
+        ("RoPE, n_layer 12", [0.6, 0.7]),
+        ("RoPE + Canon-ABCD", [0.3]),
+        ("NoPE", [0.2]),
+        ("NoPE + Canon-ABCD", [0.1]),
+        ("GLA", [0.0]),
+    ]
 
 
-def test_no_two_recipes_share_a_label():
-    """Of one recipe and seed the later run counts; where recipes differ, their labels say how."""
-    older, newer = toy_run((0.1,)), toy_run((0.2,))
-    assert plot.group([older, newer]) == {"RoPE": [newer]}
-    deeper = toy_run((0.3,), n_layer=2)
-    faster = toy_run((0.4,), lr=0.1)
-    canon = toy_run((0.5,), canon="abcd")
-    groups = plot.group([older, newer, faster, deeper, canon])
-    values = {label: plot.last_scores(runs, "k=1") for label, runs in groups.items()}
-    assert values == {
-        "RoPE, n_layer 12, lr 0.01": [0.2],
-        "RoPE, n_layer 12, lr 0.1": [0.4],
-        "RoPE, n_layer 2, lr 0.01": [0.3],
-        "RoPE + Canon-ABCD": [0.5],
-    }
+@parametrize("unit, texts", [("share", ["20%, 90%", "50%"]), ("nats", ["0.200, 0.900", "0.500"])])
+def test_a_table_has_every_seed(unit, texts):
+    two = [toy_run((0.2,), unit=unit), toy_run((0.9,), unit=unit, seed=1)]
+    one = [toy_run((0.1, 0.4), (0.5, 0.3), unit="share")]
+    rows = plot.table({"without": two, "with": one}, ["k=1"]).splitlines()
+    assert rows[0] == "| model | runs | k=1 |"
+    assert rows[2] == f"| without | seeds 0, 1 | {texts[0]} |"
+    assert rows[3] == f"| with | seed 0 | {texts[1]} |"
 
 
-def test_a_label_names_the_size_of_the_task_where_any_two_runs_differ():
-    """Also of models that no other run shares."""
-    smaller, larger, other = toy_run((0.1,)), toy_run((0.2,)), toy_run((0.3,), pos="nope")
-    larger["task"]["N"] = 9
-    labels = set(plot.group([smaller, larger, other]))
-    assert labels == {"RoPE, N 6", "RoPE, N 9", "NoPE, N 6"}
-
-
-# Figures
-
-
-def drawn_lines(axis):
-    """The lines that show runs or medians, as lists of their values."""
-    return [list(line.get_ydata()) for line in axis.lines]
-
-
-def drawn_texts(axis):
-    return [text.get_text() for text in axis.texts]
-
-
-def test_curves_show_each_run_and_the_median():
+def test_curves_are_runs_and_their_median():
     """The median goes as far as all seeds have come."""
     groups = {
-        "without": [toy_run((0.2,), (0.4,), (0.5,)), toy_run((0.4,), (0.8,), seed=1)],
-        "with": [toy_run((0.9, 0.7), (0.95, 0.8), canon="abcd", pos="nope")],
+        "without": [
+            toy_run((0.2,), (0.4,), (0.5,), chance=0.25),
+            toy_run((0.4,), (0.8,), seed=1, chance=0.25),
+        ],
+        "with": [toy_run((0.9, 0.7), (0.95, 0.8), canon="abcd", chance=0.25)],
     }
-    figure = plot.curves(groups, title="What was found " * 9)
+    figure = plot.curves(groups, headings={"k=2": "two"})
     first, second = figure.axes
-    assert [axis.get_title("left") for axis in figure.axes] == ["1 hop", "2 hops"]
-    seeds, median = [[0.2, 0.4, 0.5], [0.4, 0.8]], [0.3, 0.6]
-    expected = [*seeds, median, [0.9, 0.95], [0.9, 0.95]]
-    for values, line in zip(expected, drawn_lines(first), strict=True):
-        assert values == pytest.approx(line)
-    assert drawn_lines(second)[-2:] == [[0.7, 0.8], [0.7, 0.8]]  # the others have no k=2
-    # Each line is named once, at the right.
-    assert drawn_texts(first) == ["without"] and drawn_texts(second) == ["with"]
-    assert "\n" in figure.get_suptitle()
-    assert "1 to 2 seeds each" in figure.get_supxlabel()
-
-
-def test_the_grammar_of_figures():
-    """Grey without Canon, orange with; dashed without positions; markers where both are equal."""
-    models = {
-        "RoPE": {},
-        "NoPE": {"pos": "nope"},
-        "RoPE + Canon": {"canon": "abcd"},
-        "NoPE + Canon": {"pos": "nope", "canon": "a"},
-        "two layers": {"n_layer": 2},
-        "GLA": {"mixer": "gla"},
-        "GLA + Canon": {"mixer": "gla", "canon": "abcd"},
-        "GDN": {"mixer": "gdn"},
-    }
-    groups = {name: [toy_run((0.5,), **model)] for name, model in models.items()}
-    looks = plot.looks(groups)
-    assert len(set(looks.values())) == len(models)
-    grey, orange = looks["RoPE"].colour, looks["RoPE + Canon"].colour
-    assert len(set(grey)) == 1 and len(set(orange)) == 3
-    assert looks["NoPE"].colour == grey and looks["NoPE + Canon"].colour == orange
-    assert looks["RoPE"].dash == looks["RoPE + Canon"].dash == "-"
-    assert looks["NoPE"].dash == looks["NoPE + Canon"].dash == "--"
-    assert looks["two layers"] == (grey, "-", "o")
-    assert looks["GLA"].marker != looks["GLA + Canon"].marker
-    assert min(looks["GLA"].colour) > min(looks["GLA + Canon"].colour)  # paler
-    hues = {looks[name].colour for name in ("RoPE", "RoPE + Canon", "GLA + Canon", "GDN")}
-    assert len(hues) == 4
-
-
-def test_names_at_the_ends_of_lines_do_not_overlap():
-    """Nor do they lie on the axes, where the dots are."""
-    groups = {}
-    for number in range(10):
-        groups[f"model {number}"] = [toy_run((0.1,), (number // 5,), chance=0.2)]
-    figure = plot.curves(groups)
-    (axis,) = figure.axes
-    figure.draw_without_rendering()
-    # An Annotation's own extent takes in the line that leads to it; a Text's is the text alone.
-    boxes = [plot.matplotlib.text.Text.get_window_extent(text) for text in axis.texts]
-    for one, other in combinations(boxes, 2):
-        assert not one.overlaps(other)
-    assert min(box.x0 for box in boxes) > axis.get_window_extent().x1
-    heights = [box.y0 for box in boxes]
-    names = [text.get_text().split()[-1] for text in axis.texts]
-    from_the_top = sorted(names, key=lambda name: -heights[names.index(name)])
-    assert from_the_top == ["5", "6", "7", "8", "9", "chance", "0", "1", "2", "3", "4"]
-
-
-def test_spread_keeps_a_gap_and_moves_little():
-    assert plot.spread([0.9, 0.5, 0.1], gap=0.1) == [0.9, 0.5, 0.1]
-    assert plot.spread([1, 1, 0.5], gap=0.2) == pytest.approx([1, 0.8, 0.5])
-    assert plot.spread([0.5, 0, 0], gap=0.2) == pytest.approx([0.5, 0.2, 0])
-    assert plot.spread([], gap=0.2) == []
-
-
-def test_chance_is_drawn_where_all_runs_agree():
-    def has_chance(*chances, unit="share"):
-        runs = [toy_run((0.5,), chance=chance, unit=unit) for chance in chances]
-        return [
-            "chance" in drawn_texts(draw({"RoPE": runs}).axes[0])
-            for draw in (plot.curves, plot.bars)
-        ]
-
-    assert has_chance(0.2, 0.2) == [True, True]
-    assert has_chance(0.2, 0.25) == [False, False]
-    assert has_chance(None) == [False, False]
-    assert has_chance(0.2, unit="nats") == [False, False]
-
-
-def test_curves_of_text_show_where_models_differ():
-    """Not the fall from 8 bits per byte, which dwarfs the differences."""
-    runs = []
-    for values in ((7.5, 2.0), (6.0, 1.0)):
-        run = toy_run(canon="a" if values[1] < 2 else "")
-        run["evals"] = [{"step": i, "eval": {"bits per byte": v}} for i, v in enumerate(values, 1)]
-        run["units"] = {"bits per byte": "bits per byte"}
-        runs.append(run)
-    (axis,) = plot.curves({"without": runs[:1], "with": runs[1:]}).axes
-    assert axis.get_ylim() == pytest.approx((0.9, 2.4))
-    assert all(line.get_clip_on() for line in axis.lines)
-    assert "fewer are better" in axis.get_title("left")
-
-
-def test_nothing_guesses_a_unit_from_a_value():
-    in_nats = {"RoPE": [toy_run((0.98,), unit="nats")]}
-    of_ones_own = {"RoPE": [toy_run((0.98,), unit="apples")]}
-    shares = {"RoPE": [toy_run((0.98,))]}
-    assert plot.table(in_nats).splitlines()[-1] == "| RoPE | 0 | 0.980 |"
-    assert plot.table(of_ones_own).splitlines()[-1] == "| RoPE | 0 | 0.98 |"
-    assert plot.table(shares).splitlines()[-1] == "| RoPE | 0 | 98% |"
-    assert plot.curves(in_nats).axes[0].get_ylabel() == "nats"
-    assert drawn_texts(plot.bars(in_nats).axes[0]) == ["0.980"]
-    # Shares run from 0 to 100%, whatever the values.
-    axis = plot.curves(shares).axes[0]
-    assert axis.get_ylim() == pytest.approx((0, 1), abs=0.05)
-    assert axis.yaxis.get_major_formatter()(0.5) == "50%"
-
-
-def test_a_table_names_each_seed_once():
-    """Also where a group has runs of several tasks."""
-    depo = [toy_run((0.5,), seed=seed) for seed in (0, 1)]
-    mano = {**toy_run(), "task": {"name": "mano"}, "evals": [{"step": 10, "eval": {"l=1": 0.25}}]}
-    rows = plot.table({"RoPE": [*depo, mano]}).splitlines()
-    assert rows[0] == "|  | seeds | k=1 | l=1 |"
-    assert rows[2] == "| RoPE | 0, 1 | 50%, 50% | 0.25 |"  # l=1 has no unit here
+    drawn = [list(line.get_ydata()) for line in first.lines]
+    runs, medians = [[0.2, 0.4, 0.5], [0.4, 0.8]], [0.3, 0.6]
+    assert drawn[:2] == runs and drawn[2] == pytest.approx(medians)
+    assert drawn[3:] == [[0.9, 0.95], [0.9, 0.95], [0.25, 0.25]]
+    assert second.get_title("left") == "two"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["without", "with", "single seed", "chance"]
 
 
 def test_bars_are_medians_and_dots_are_runs():
@@ -3679,33 +2584,8 @@ def test_bars_are_medians_and_dots_are_runs():
     first, second = plot.bars(groups).axes
     assert [bar.get_width() for bar in first.patches] == [0.3, 1.0]
     assert [list(line.get_xdata()) for line in first.lines] == [[0.2, 0.9, 0.3], [1.0]]
-    assert [label.get_text() for label in first.get_yticklabels()] == ["without", "with"]
-    assert drawn_texts(first) == ["30%", "100%"] and drawn_texts(second) == ["50%"]
-
-
-def test_dots_show_how_far_each_run_gets():
-    groups = {
-        "without": [toy_run((0,), seed=seed) for seed in range(12)],
-        "with": [toy_run((value,), seed=seed, canon="a") for seed, value in enumerate((4, 1, 4))],
-    }
-    columns = {0: "none", 1: "1 hop", 4: "4 hops"}
-    text = {"edges": "a b , b a ,", "answer": "a"}
-    figure = plot.dots(groups, "k=1", columns, "Found", beside=text)
-    left, right = figure.axes
-    assert drawn_texts(left) == ["edges", "a b , b a ,", "answer", "a"]
-    assert [label.get_text() for label in right.get_xticklabels()] == list(columns.values())
-    places = []
-    for line in right.lines:
-        if line.get_marker() == "o":
-            dots = np.column_stack(line.get_data())
-            assert len({tuple(dot) for dot in np.round(dots, 3)}) == len(dots)  # none on another
-            places += [tuple(dot) for dot in np.round(dots).astype(int)]
-    assert Counter(places) == {(0, 0): 12, (2, 1): 2, (1, 1): 1}  # (column, row)
-    with pytest.raises(ValueError, match="with: k=1 = 4: the columns are"):
-        plot.dots(groups, "k=1", {0: "none", 1: "1 hop"})
-
-
-# Inside a model
+    assert [text.get_text() for text in first.texts] == ["30%", "100%"]
+    assert [text.get_text() for text in second.texts] == ["50%"]
 
 
 def weights_by_hand(block, x):
@@ -3738,127 +2618,35 @@ def test_attention_maps_are_the_weights_of_attention():
         x = block(x)
 
 
-def test_inside_draws_the_sharpest_heads_and_the_canon_weights(here, monkeypatch):
-    task, model = write_untrained_model("run", n_layer=3, pos="nope", canon="ad")
-    (document,) = task.documents(default_rng([0, tasks.SAMPLES]), 1)
-    assert len(document.tokens) == 10  # <bos>, four numbers, <query>, four numbers
-    maps = plot.attention_maps(model, document.tokens[:-1])
-    sharpness = {place: weights[5:9].max(dim=1).values.mean() for place, weights in maps.items()}
-    assert max(sharpness.values()) < 0.5  # then only the sharpest is drawn
-    layer, head = max(sharpness, key=sharpness.get)
-    axis, canon = plot.inside(Path("run")).axes
-    assert axis.get_title("left") == f"layer {layer}, head {head}"
-    assert np.allclose(axis.images[0].get_array(), maps[layer, head][5:9], atol=1e-6)
-    places = [label.get_text() for label in canon.get_xticklabels()]
-    assert places == ["1A", "1D", "2A", "2D", "3A", "3D"]
-    sizes = model.blocks[1].mlp.canon_d.weight.detach().abs().mean(dim=1)
-    assert np.allclose(canon.images[0].get_array()[:, 3], sizes)
-
-    sharp = torch.eye(9)
-    some_sharp = {(1, 1): sharp, (1, 2): maps[1, 2], (2, 1): sharp}
-    monkeypatch.setattr(plot, "attention_maps", lambda model, tokens: some_sharp)
-    *heads, _ = plot.inside(Path("run")).axes
-    titles = [axis.get_title("left") for axis in heads]
-    assert titles == ["layer 1, head 1", "layer 2, head 1"]
-    monkeypatch.setattr(plot, "attention_maps", lambda *_: {(1, h): sharp for h in range(1, 8)})
-    assert len(plot.inside(Path("run")).axes) == 5 + 1
+def test_inside_draws_the_sharpest_heads_first(monkeypatch):
+    """To write the four numbers of the list, after <bos>, the list and <query>."""
+    task = make_task("copy", N=4, block_size=9)
+    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=3, n_head=2, d_model=16))
+    monkeypatch.setattr(plot, "load_model", lambda folder: (task, model))
+    blurred = torch.ones(9, 9).tril() / torch.arange(1, 10).unsqueeze(1)
+    maps = {(1, 1): blurred, (2, 2): torch.eye(9)}
+    monkeypatch.setattr(plot, "attention_maps", lambda model, tokens: maps)
+    sharp, other = plot.inside("run").axes
+    assert sharp.get_title("left") == "layer 2, head 2: 100% on one token"
+    assert other.get_title("left").startswith("layer 1, head 1: ")
+    assert np.array_equal(sharp.images[0].get_array(), maps[2, 2][5:9])
 
 
-def test_the_last_hop_ends_at_the_answer(monkeypatch):
-    """Attention that knows the answer: from each token to where the same name stands as the second
-    of an edge, two tokens later than the token that it is for."""
-    task = make_task("depo0", N=5, K=2)
-
-    def maps_that_know(model, tokens):
-        T = len(tokens)
-        found = {}
-        for head, ahead in ((1, 2), (2, 1)):  # head 1 knows two tokens ahead, head 2 one
-            weights = torch.zeros(T, T)
-            for t in range(T - ahead):
-                for place in range(2, 16, 3):  # <bos>, then "x y ," for five edges
-                    weights[t, place] = float(tokens[place] == tokens[t + ahead])
-            found[1, head] = weights
-        return found
-
-    monkeypatch.setattr(plot, "attention_maps", maps_that_know)
-    hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
-    model = SimpleNamespace(config=SimpleNamespace(has_attention=True))
-    shares = hops["attention_to_hops"](task, model)
-    # The last answer of each instance is cut off, so one of five questions is not seen.
-    assert_close(shares["the question's node"]["1.1"], torch.tensor([0.0, 0.8]))
-    assert_close(shares["<ans>"]["1.2"], torch.tensor([0.0, 0.8]))
-
-
-def test_layers_are_switched_off_and_on_again(monkeypatch):
-    """One hop needs the first of four layers, two hops need the second and one of the others."""
-    task = make_task("depo0", N=5, K=2)
-    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=4, n_head=2, d_model=16))
-    outs = [block.mixer.out.weight for block in model.blocks]
-
-    def scores(model, seed, n):
-        first, second, third, fourth = (bool(out.any()) for out in outs)
-        return {"k=1": float(first), "k=2": float(second and (third or fourth))}
-
-    monkeypatch.setattr(task, "evaluate", scores)
-    hops = runpy.run_path(str(HERE / "results/depo0/hops.py"))
-    right = hops["right_without_layers"](task, model)
-    want = {
-        "nothing": [1, 1],
-        "layer 1": [0, 1],
-        "layer 2": [1, 0],
-        "layer 3": [1, 1],
-        "layer 4": [1, 1],
-        "layers 1, 3, 4": [0, 0],
-    }
-    assert {off: shares.tolist() for off, shares in right.items()} == want
-    assert all(out.any() for out in outs) and task.scored == [1, 2]
-
-
-# The command line
-
-
-def test_runs_are_drawn_and_packed(here, ends, capsys):
-    for seed in (0, 1):
-        without = toy_run((0.2, 0.1), (0.4 + seed / 10, 0.2), seed=seed)
-        write_toy_run(f"out/depo1_nano_rope_bare_s{seed}", without)
-        with_canon = toy_run((0.8, 0.4), seed=seed, canon="abcd")
-        write_toy_run(
-            f"out/depo1_nano_rope_abcd_s{seed}",
-            with_canon,
-            final=seed == 0,
-        )
-    write_toy_run("out/not_begun", toy_run(), final=False)
-    Path("out/empty").mkdir()
-    Path("out/depo1_nano.png").touch()
-    with open("out/depo1_nano_rope_bare_s0/metrics.jsonl", "a") as file:
-        file.write('{"step": 30, "ev')  # half a line, as while it trains
-
-    plot.main([*map(str, Path("out").iterdir()), "--save", "packed.json"])
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    first, _, head, _, *rows = printed.out.splitlines()
-    assert first == "out/depo1_nano.png (replaced)"
-    assert head == "|  | seeds | k=1 | k=2 |"
-    assert rows[0] == "| RoPE | 0, 1 | 40%, 50% | 20%, 20% |"
-    assert rows[1] == "| RoPE + Canon-ABCD (still training) | 0, 1 | 80%, 80% | 40%, 40% |"
-    assert Path("out/depo1_nano.png").stat().st_size > 10_000
-
-    plot.main(["packed.json", "--out", "again"])
-    again = capsys.readouterr().out.splitlines()
-    assert again[0] == "again/depo1_nano.png" and again[1:] == printed.out.splitlines()[1:]
-
-
-def test_what_cannot_be_drawn_ends_with_one_line(here, ends, capsys):
-    write_toy_run("no_scores", {**toy_run(), "evals": [{"step": 10, "eval": {}}]})
-    write_toy_run("preset", {**toy_run((0.5,)), "preset": 5})
-    Path("no_runs.json").write_text('{"runs": 5}')
-    ends(["no_scores"], "no scores yet", main=plot.main)
-    ends(["preset"], "preset", main=plot.main)
-    ends(["no_runs.json"], "no_runs.json", main=plot.main)
-    ends(["missing"], "missing does not exist", main=plot.main)
-    ends([], "the following arguments are required", main=plot.main)
-    ends(["--inside", "preset", "--save", "x.json"], "--save: packs", main=plot.main)
-    ends(["preset", "--program", "none.py"], main=plot.main)
+def test_plot_draws_each_size_in_a_figure_of_its_own(here, capsys):
+    """From folders, which it finds by their pattern, and from the file that it packed."""
+    smaller = [toy_run((0.2,)), toy_run((0.8,), canon="abcd")]
+    larger = [toy_run((0.1,), n_layer=layers) for layers in range(1, 12)]  # too many for curves
+    for run in larger:
+        run["task"] = {"name": "depo1", "N": 9}
+    for number, run in enumerate(smaller + larger):
+        write_toy_run(f"out/{number}", run)
+    plot.main(["out/*", "--save", "packed.json"])
+    printed = capsys.readouterr().out
+    plot.main(["packed.json"])
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(printed.splitlines())
+    assert "| RoPE + Canon-ABCD | seed 0 | 80% |" in printed
+    for name in ("out/depo1_nano_N=6.png", "out/depo1_nano_N=9.png"):
+        assert name in printed and Path(name).stat().st_size > 10_000
 
 
 OWN_MIXER = """
@@ -3871,891 +2659,331 @@ MIXERS["mine"] = Mine
 """
 
 
-def test_inside_skips_what_it_cannot_draw(here, ends, capsys):
-    write_untrained_model("out/attention", n_layer=1)
-    write_untrained_model("out/gla", n_layer=1, mixer="gla")
-    write_toy_run("out/no_checkpoint", toy_run((0.5,)))
-    Path("out/figure.png").touch()
-    plot.main(["--inside", *sorted(map(str, Path("out").iterdir()))])
-    printed = capsys.readouterr()
-    assert printed.out == "out/attention_inside.png\n"
-    assert Path("out/attention_inside.png").stat().st_size > 10_000
-    gla, no_checkpoint = printed.err.splitlines()
-    assert gla == "plot.py: out/gla: its mixer, gla, has no attention to draw"
-    assert no_checkpoint.startswith("plot.py: out/no_checkpoint")
-    ends(["--inside", "out/gla"], "no attention", main=plot.main)
-
-
-def test_program_registers_a_mixer_first(here, ends, capsys, monkeypatch):
+def test_plot_draws_the_inside_of_a_model_of_ones_own(here, capsys, monkeypatch):
     monkeypatch.setattr(canon_gpt, "MIXERS", dict(canon_gpt.MIXERS))  # restored at the end
     Path("mine.py").write_text(OWN_MIXER)
-    runpy.run_path("mine.py")
-    write_untrained_model("run", n_layer=1, mixer="mine")
+    sample.register("mine.py")
+    flags = "--task copy --preset nano --N 4 --block-size 9 --steps 1 --device cpu --workers 0"
+    train.main([*flags.split(), "--no-compile", "--mixer", "mine", "--out", "run"])
     del canon_gpt.MIXERS["mine"]
-    ends(["--inside", "run"], "run", main=plot.main)
+    capsys.readouterr()
     plot.main(["--inside", "run", "--program", "mine.py", "--out", "."])
     assert capsys.readouterr().out == "run_inside.png\n"
+
+
+NOT_DRAWN = {
+    "no scores yet": ["begun"],
+    "damaged": ["damaged"],
+    "no_runs.json": ["no_runs.json"],
+    "missing": ["missing"],
+    "gone": ["--inside", "gone"],
+}
+
+
+@parametrize("word", NOT_DRAWN)
+def test_what_cannot_be_drawn_ends_with_one_line(word, here, capsys):
+    write_toy_run("begun", toy_run(), final=False)
+    write_toy_run("damaged", toy_run((0.5,)))
+    Path("damaged/metrics.jsonl").write_text("{\n")
+    Path("no_runs.json").write_text('{"runs": 5}')
+    with pytest.raises(SystemExit) as stopped:
+        plot.main(NOT_DRAWN[word])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2 and not printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith("plot.py: ") and word in line
 
 
 # ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
 
 
-NANO = ["--preset", "nano", "--device", "cpu"]
-TINY_FLAGS = (
-    "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no-compile".split() + NANO
-)
-WITHOUT_END = ["--steps", "1000000", "--eval-every", "500000"]
-ENDLESS_SWEEP = ["copy", "--seeds", "1", "--jobs", "2"] + TINY_FLAGS + WITHOUT_END
-
-
-@pytest.fixture
-def folder(here, monkeypatch):
-    """An empty folder to work in, where results/ is empty, too."""
-    monkeypatch.setattr(reproduce, "HERE", here / "results")
-    return here
-
-
-def ended(words):
-    """The status with which reproduce.py ends."""
-    with pytest.raises(SystemExit) as end:
-        reproduce.main(words)
-    return end.value.code
-
-
-# Comparisons
+CPU = ["--device", "cpu"]
 
 
 @parametrize("preset", ("nano", "small"))
 @parametrize("name", COMPARISONS)
 def test_a_comparison_is_of_different_runs(name, preset):
     comparison = COMPARISONS[name]
-    flags = ["--preset", preset, "--device", "cpu"]
-    wanted = reproduce.wanted_runs(comparison, flags, seeds=1, rates=[2e-3, 4e-3])
-    folders = {run.options.out for run in wanted}
-    assert len(folders) == len(wanted) == 2 * len(comparison.models) * len(comparison.tasks)
-    for run in wanted:
-        task = run.recipe["task"]["name"]
-        first = comparison.at_nano.get(task, "").split() if preset == "nano" else []
-        usual = reproduce.usual_recipe(task, first + flags)
-        longer = 2 if run.model in comparison.twice_the_steps else 1
-        narrower = 2 if task in comparison.half_the_width else 1
-        assert run.recipe["training"]["steps"] == longer * usual.training.steps
-        if "dims" not in run.model:
-            assert run.recipe["model"]["d_model"] == usual.model.d_model // narrower
+    wanted = reproduce.wanted_runs(comparison, preset, CPU, seeds=2, rates=["2e-3", "4e-3"])
+    keys = {reproduce.run_key(reproduce.recipe_of(*arguments)) for arguments in wanted}
+    assert len(keys) == len(wanted) == 4 * len(comparison.models) * len(comparison.tasks)
+
+
+@parametrize("flags", (["--steps", "30"], []))
+def test_twice_the_steps_are_twice_as_many(flags):
+    steps = []
+    for model in ("one layer", "one layer, twice the steps"):
+        arguments = reproduce.arguments_for(COMPARISONS["copy"], "copy", model, "nano", CPU + flags)
+        steps.append(reproduce.recipe_of(*arguments)["training"]["steps"])
+    assert steps[1] == 2 * steps[0]
 
 
 @parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
 def test_a_claim_is_about_models_and_tasks_that_are_compared(claim):
     comparison = COMPARISONS[claim.comparison]
-    models = [seeds.model for seeds in claim.judge({}).seeds]
-    assert set(models) <= set(comparison.models)
+    assert set(claim.models()) <= set(comparison.models)
     assert set(claim.tasks) & set(comparison.tasks)
-    assert set(claim.before_the_runs) <= set(claim.tasks)
-    assert claim.result in claims.RESULTS and "{" not in claim.title
+    assert set(claim.blind) <= set(claim.tasks) and claim.result in claims.RESULTS
+    assert all(f"`{model}`" in claim.rule() for model in claim.models())
 
 
-# Verdicts
+# Relations and verdicts
 
 
 def seeds(*values):
-    """Of a model of a task where chance is 1 and the ceiling 8."""
-    return Seeds("model", "score", list(values), chance=1, ceiling=8)
+    return Seeds(list(values), chance=1, ceiling=8)
 
 
-def bits(*values):
-    return Seeds("model", "bits per byte", list(values), "bits per byte", 0, math.nan)
-
-
-low, high = seeds(1, 2, 3), seeds(6, 6, 6)
-few, many = bits(1.1, 1.2, 1.3), bits(1.4, 1.5, 1.6)
-fewer, hardly_more = claims.needs_fewer_bits, claims.needs_hardly_more_bits
-VERDICTS = [
-    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), "holds"),
-    (above(seeds(1, 2, 2), seeds(3, 4, 5)), "does not hold"),
-    (above(seeds(3, 4, 5), low), "undecided"),
-    (above(seeds(8, 9), seeds(1, 2, 7)), "undecided: too few seeds"),
-    (above(seeds(), seeds(1, 2, 7)), "not run"),
-    (above(seeds(1, 1, 1), seeds(0, 0, 0)), "undecided: at chance"),
-    (above(seeds(8, 8, 9), seeds(9, 9, 9)), "undecided: at the ceiling"),
-    (at_least_times(seeds(4, 4, 4), 2, seeds(2, 2, 2)), "holds"),
-    (at_least_times(seeds(4, 4, 5), 2, seeds(2, 2, 3)), "undecided"),
-    (at_least_times(seeds(4, 4, 4), 2, seeds(3, 3, 3)), "does not hold"),
-    (at_least_times(seeds(4, 4, 4), 2, seeds(1, 1, 1)), "undecided"),  # the other is at chance
-    (close_to(seeds(3.95, 4, 4), seeds(3, 4, 5)), "holds"),
-    (close_to(seeds(3.9, 4, 4), seeds(3, 4, 5)), "undecided"),
-    (close_to(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), "does not hold"),
-    (covers(seeds(4, 4, 4), 0.5, low, high), "holds"),
-    (covers(seeds(3, 4, 5), 0.5, low, high), "undecided"),
-    (covers(seeds(3, 3, 3), 0.5, low, high), "does not hold"),
-    (covers(seeds(5, 5, 5), 0.5, seeds(1, 2, 6), high), "undecided"),  # start and end overlap
-    (takes_fewer_steps(seeds(2, 2, 3), seeds(4, 5, math.inf)), "holds"),
-    (takes_fewer_steps(seeds(2, 2, 4), seeds(4, 5, 6)), "undecided"),
-    (takes_fewer_steps(seeds(5, 6, math.inf), seeds(2, 3, 4)), "does not hold"),
-    (reaches(seeds(3, 4, 5), 3), "holds"),
-    (reaches(seeds(2, 4, 5), 3), "undecided"),
-    (reaches(seeds(2, 2, 2), 3), "does not hold"),
-    (above_chance_but_below(seeds(2, 3, 4), 5), "holds"),
-    (above_chance_but_below(seeds(1, 3, 4), 5), "undecided"),  # one seed is at chance
-    (above_chance_but_below(seeds(5, 6, 7), 5), "does not hold"),
-    (at_chance(seeds(0, 1, 1)), "holds"),
-    (at_chance(seeds(0, 1, 2)), "undecided"),
-    (at_chance(seeds(2, 2, 2)), "does not hold"),
-    (fewer(few, many), "holds"),
-    (fewer(many, few), "does not hold"),
-    (fewer(bits(1.1, 1.2, 1.5), many), "undecided"),
-    (hardly_more(bits(1.2, 1.54, 1.0), many), "holds"),
-    (hardly_more(bits(1.6, 1.6, 1.6), many), "does not hold"),
-    (hardly_more(bits(1.2, 1.6, 1.0), many), "undecided"),
+RELATIONS = [
+    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), True),
+    (above(seeds(1, 2, 2), seeds(3, 4, 5)), False),
+    (above(seeds(3, 4, 5), seeds(1, 2, 3)), None),
+    (close(seeds(3.95, 4, 4), seeds(3, 4, 5)), True),
+    (close(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), False),
+    (close(seeds(3.9, 4, 4), seeds(3, 4, 5)), None),
+    (times(seeds(4, 4, 4), seeds(2, 2, 2), 2), True),
+    (times(seeds(4, 4, 4), seeds(3, 3, 3), 2), False),
+    (times(seeds(4, 4, 5), seeds(2, 2, 3), 2), None),
+    (times(seeds(4, 4, 4), seeds(1, 1, 1), 2), None),  # the other has learnt nothing
+    (half_way(seeds(4, 4, 4), seeds(1, 2, 3), seeds(6, 6, 6)), True),
+    (half_way(seeds(3, 3, 3), seeds(1, 2, 3), seeds(6, 6, 6)), False),
+    (half_way(seeds(3, 4, 5), seeds(1, 2, 3), seeds(6, 6, 6)), None),
+    (half_way(seeds(5, 5, 5), seeds(1, 2, 6), seeds(6, 6, 6)), None),  # start and end overlap
+    (reaches(seeds(3, 4, 5), 3), True),
+    (reaches(seeds(2, 2, 2), 3), False),
+    (reaches(seeds(2, 4, 5), 3), None),
+    (at_chance(seeds(0, 1, 1)), True),
+    (at_chance(seeds(2, 2, 2)), False),
+    (at_chance(seeds(0, 1, 2)), None),
+    (errs(seeds(2, 3, 4), 5), True),
+    (errs(seeds(5, 6, 7), 5), False),
+    (errs(seeds(1, 3, 4), 5), None),  # one seed is at chance
 ]
 
 
-def test_verdicts():
-    for verdict, outcome in VERDICTS:
-        values = [seeds.values for seeds in verdict.seeds]
-        assert verdict.outcome == outcome, f"{verdict.rule}: {values}"
+def test_relations():
+    for number, (found, expected) in enumerate(RELATIONS):
+        assert found is expected, number
 
 
-def text_run(flags, seed, *values, sha256=None):
-    """A run of the text task that needs so many bits per byte at its evaluations."""
-    words = f"--task text {flags} --seed {seed}".split()
-    run = make_run(words, *({"bits per byte": value} for value in values))
-    run["units"] = {"bits per byte": "bits per byte"}
-    if sha256 is not None:
-        run["task"] = {**run["task"], "sha256": sha256}
-    return run
+def made_up(values, score="share", **task):
+    """Runs of one model, a seed each, that end with these values. Its unit is the score's name."""
+    runs = []
+    for seed, value in enumerate(values):
+        evals = [{"step": 10, "eval": {score: value}}]
+        run = {"task": task, "seed": seed, "units": {score: score}, "chance": 0.1, "main": score}
+        runs.append({**run, "evals": evals})
+    return runs
 
 
-def test_the_best_rate_needs_the_fewest_bits(folder):
-    for seed in range(3):
-        write_run(text_run("--lr 1e-3", seed, 2.0))
-        write_run(text_run("--lr 2e-3", seed, 3.0, 1.5))
-        write_run(text_run("--lr 4e-3", seed, 2.5, 1.5))  # as good at the end, and sooner
-    runs, problems = reproduce.finished_runs()
-    assert problems == []
-    found = reproduce.by_model(runs)
-    tried = reproduce.tried_rates(COMPARISONS["text"], ["text"], NANO, found)
-    (runs,) = reproduce.at_best_rates(COMPARISONS["text"], tried).values()
-    assert {run["training"]["lr"] for run in runs} == {4e-3}
+JUDGED = [
+    ("share", (0.9, 0.9, 0.9), (0.3, 0.4, 0.8), "holds"),
+    ("share", (0.1, 0.2, 0.2), (0.3, 0.4, 0.8), "does not hold"),
+    ("share", (0.1, 0.2, 0.5), (0.3, 0.4, 0.8), "undecided"),
+    ("share", (0.9, 0.9), (0.3, 0.4, 0.8), "undecided: too few seeds"),
+    ("share", (), (0.3, 0.4, 0.8), "not run"),
+    ("share", (0.15, 0.15, 0.15), (0.1, 0.1, 0.1), "undecided: at chance"),
+    ("share", (0.99, 0.99, 0.99), (0.98, 0.98, 0.98), "undecided: at the ceiling"),
+    ("hops", (0, 0, 0), (0, 0, 0), "undecided: at chance"),
+    ("hops", (4, 4, 4), (4, 4, 4), "undecided: at the ceiling"),
+    ("bits per byte", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6), "holds"),  # fewer are better
+    ("steps", (4, 5, math.inf), (1, 2, 3), "does not hold"),
+]
 
 
-def test_runs_on_different_texts_are_never_compared():
-    here, copy = text_run("", 0, 1.5), make_run(["--task", "copy"], {"sequences": 1.0})
-    other, another = text_run("", 1, 1.4, sha256="b"), text_run("", 2, 1.3, sha256="c")
-    assert reproduce.on_one_library([other, here, another, copy]) == [here, copy]
-    assert reproduce.on_one_library([copy, another, other]) == [copy, other]
-    assert reproduce.on_one_library([copy, other]) == [copy, other]
+@parametrize("score, a, b, verdict", JUDGED)
+def test_judge(score, a, b, verdict):
+    claim = Claim("R1", "title", "copy", score, [(above, "A", "B")])
+    groups = {"A": made_up(a, score, K=4), "B": made_up(b, score, K=4)}
+    assert claims.judge(claim, groups) == verdict
 
 
-def test_texts_of_ones_own_are_told_apart_and_kept():
-    here, other = text_run("", 0, 1.5), text_run("", 1, 1.4, sha256="b")
-    mine, later = text_run("", 2, 1.3, sha256="c"), text_run("", 2, 1.2, sha256="d")
-    for run in (mine, later):
-        run["task"]["text"] = "mine.txt"
-    assert reproduce.on_one_library([mine, other, later, here]) == [mine, later, here]
-    keys = [reproduce.all_but_rate_and_seed(run) for run in (here, other, mine, later)]
-    assert keys[0] == keys[1] and len(set(keys)) == 3
-
-
-def test_all_hold():
-    holds = above(seeds(3, 3, 3), seeds(2, 2, 2))
-    fails = above(seeds(3, 3, 3), seeds(4, 4, 4))
-    undecided = above(seeds(3, 3, 3), seeds(3, 3, 3))
-    too_few = above(seeds(3), seeds(4, 4, 4))
-    not_run = above(seeds(), seeds(4, 4, 4))
-    assert all_hold(holds, holds).outcome == "holds"
-    assert all_hold(holds, undecided).outcome == "undecided"
-    assert all_hold(undecided, fails, holds).outcome == "does not hold"
-    assert all_hold(too_few, not_run, fails).outcome == "does not hold"
-    assert all_hold(holds, too_few).outcome == "undecided: too few seeds"
-    assert all_hold(too_few, not_run, holds).outcome == "not run"
-    assert all_hold(holds, fails).rule == f"{holds.rule}; {fails.rule}"
-
-
-def finished(task, score, values):
-    """Runs of one model, a seed each, that end with these values."""
-    units = {"hops mastered": "hops", "steps to k=1": "steps", "bits/param": "bits per parameter"}
-    run = {"task": {"name": task, "N": 10, "K": 4}, "chance": 0.1, "main": "main"}
-    run["units"] = {score: units.get(score, "share")}
-    return [{**run, "evals": [{"step": 10, "eval": {score: value}}]} for value in values]
-
-
-def test_chance_and_ceiling_follow_from_the_score():
-    share = claims.seeds_of(finished("depo0", "answers", [0.5]), "NoPE", "answers")
-    assert (share.chance, share.ceiling) == (pytest.approx(0.15), 0.98)
-    hops = claims.seeds_of(finished("depo0", "hops mastered", [2]), "NoPE", "hops mastered")
-    assert (hops.chance, hops.ceiling) == (0, 4)
-    bits = claims.seeds_of(finished("capo", "bits/param", [2]), "NoPE", "bits/param")
-    assert bits.chance == 0 and not bits.highest >= bits.ceiling
-    other_score = claims.seeds_of(finished("depo0", "answers", [0.5]), "NoPE", "k=1")
-    assert other_score.values == []
-
-
-SHARES = [(0.1, 0.1, 0.1), (0.4, 0.4, 0.4), (0.7, 0.7, 0.7), (1.0, 1.0, 1.0), (0.1, 0.7, 1.0)]
-HOPS = [(0, 0, 0), (1, 1, 1), (2, 2, 2), (4, 4, 4), (0, 2, 4)]
-STEPS = [(100, 100, 100), (900, 900, 900), (100, 900, math.inf)]
-
-
-@parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
-def test_a_claim_can_come_out_each_way(claim):
-    """Each verdict is found by trying all combinations of seeds. With too few seeds of any model it
-    becomes undecided, and without a model not run, unless another part of the rule fails."""
-    asked = claim.judge({}).seeds
-    score = asked[0].score
-    possible = {"hops mastered": HOPS, "steps to k=1": STEPS}.get(score, SHARES)
-    found = {}
-    for values in product(possible, repeat=len(asked)):
-        groups = {}
-        for each, its_values in zip(asked, values):
-            groups[each.model] = finished(claim.tasks[0], score, its_values)
-        outcome = claim.judge(groups).outcome.split(":")[0]
-        found[outcome] = groups
-    assert set(found) == {"holds", "does not hold", "undecided"}
-
-    for outcome, groups in found.items():
-        parts = claim.judge(groups).rule.split("; ")
-        others = {"does not hold"} if outcome == "does not hold" and len(parts) > 1 else set()
-        for model in groups:
-            fewer = {**groups, model: groups[model][:2]}
-            assert claim.judge(fewer).outcome in others | {"undecided: too few seeds"}
-            assert claim.judge({**groups, model: []}).outcome in others | {"not run"}
+def test_of_several_parts_one_that_fails_decides_then_one_that_has_not_run():
+    holds, fails, not_run = (reaches, "A", 0.5), (reaches, "B", 0.5), (reaches, "C", 0.5)
+    groups = {"A": made_up((0.9, 0.9, 0.9)), "B": made_up((0.2, 0.2, 0.2))}
+    for parts, verdict in (
+        ([holds, holds], "holds"),
+        ([holds, not_run], "not run"),
+        ([not_run, fails, holds], "does not hold"),
+    ):
+        claim = Claim("R1", "title", "copy", "main", parts)
+        assert claims.judge(claim, groups) == verdict
 
 
 def test_scores_are_made_of_others():
+    units = {"k=1": "share", "k=2": "share", "k=4": "share"}
     evals = [
         {"step": 10, "eval": {"k=1": 0.2, "k=2": 0.1, "k=4": 0.9}},
         {"step": 20, "eval": {"k=1": 0.9, "k=2": 0.8, "k=4": 1.0}},
         {"step": 30, "eval": {"k=1": 1.0, "k=2": 0.9, "k=4": 0.2}},
     ]
-    units = {"k=1": "share", "k=2": "share", "k=4": "share"}
     run = {"task": {"name": "depo0"}, "units": units, "evals": evals}
-    made = claims.with_made_scores(run)
-    first, second, last = [evaluation["eval"] for evaluation in made["evals"]]
-    assert [scores["hops mastered"] for scores in (first, second, last)] == [0, 1, 2]
-    assert [scores["steps to k=1"] for scores in (first, second, last)] == [math.inf, 20, 20]
-    assert last["answers"] == last["depo0: answers"] == pytest.approx(0.7)
-    assert made["units"]["depo0: answers"] == made["units"]["k=1"] == "share"
-    assert "answers" not in evals[0]["eval"] and "answers" not in units
+    claims.add_scores(run)
+    made = [evaluation["eval"] for evaluation in run["evals"]]
+    assert [scores["hops mastered"] for scores in made] == [0, 1, 2]
+    assert [scores["steps to k=1"] for scores in made] == [math.inf, 20, 20]
+    assert made[2][run["main"]] == pytest.approx(0.7)
 
     evals = [{"step": 10, "eval": {"l=1": 0.5, "l=2": 0.25}}]
     run = {"task": {"name": "mano"}, "units": {"l=1": "share", "l=2": "share"}, "evals": evals}
-    assert claims.with_made_scores(run)["evals"][0]["eval"]["mano: longest"] == 0.25
-
-    evals = [{"step": 10, "eval": {"first": 0.5, "second": 0.25}}]
-    run = {"task": {"name": "mine"}, "units": {"first": "share", "second": "nats"}, "evals": evals}
-    assert claims.with_made_scores(run)["main"] == "first"
-
-    evals = [{"step": 10, "eval": {}}, {"step": 20, "eval": {"k=2": 3.5}}]  # not Depo's k
-    made = claims.with_made_scores({"task": {"name": "mine"}, "units": {}, "evals": evals})
-    assert made["evals"][1]["eval"] == {"k=2": 3.5, "mine: k=2": 3.5}
+    claims.add_scores(run)
+    assert run["evals"][0]["eval"][run["main"]] == 0.25
 
 
 # The runs that are here
 
 
-def make_run(words, *scores, final=True):
-    """A run as train.py would leave it, as a dict. scores: an evaluation each, after 10, 20 ..
-    steps."""
-    options, recipe = train.read_command_line(NANO + words)
-    evals = []
-    for number, values in enumerate(scores, 1):
-        evals.append({"step": 10 * number, "eval": values})
-    return {
-        "run": options.out.name,
-        **recipe.as_dict(),
-        "preset": recipe.preset,
-        "units": dict.fromkeys(scores[0], "share"),
-        "chance": None,
-        "evals": evals,
-        "seconds": 3.0 if final else None,
-    }
+def test_the_best_rate_has_the_best_end_then_the_best_course_of_three_seeds():
+    def at_rate(*values, seeds=3):
+        runs = made_up([0] * seeds, "bits per byte")
+        for run in runs:
+            run["evals"] = [{"step": 10, "eval": {"bits per byte": value}} for value in values]
+        return runs
+
+    rates = {1e-3: at_rate(2.0, 2.0), 2e-3: at_rate(3.0, 1.5), 4e-3: at_rate(2.5, 1.5)}
+    rates[8e-3] = at_rate(1.0, 1.0, seeds=2)
+    assert reproduce.best_rate(rates) == 4e-3
 
 
-def hops(end, before=0.0):
-    """Evaluations that end with this share of answers at each k."""
-    return [{"k=1": share, "k=2": share, "k=4": share} for share in (before, end)]
+def test_a_text_counts_by_its_name():
+    recipe = reproduce.recipe_of("--task", "text", "--preset", "nano", *CPU)
+    on_another_day = json.loads(json.dumps(recipe))
+    on_another_day["task"] |= {"sha256": "b", "size": 5}
+    mine = json.loads(json.dumps(recipe))
+    mine["task"]["text"] = "mine.txt"
+    key = reproduce.model_key(recipe)
+    assert reproduce.model_key(on_another_day) == key != reproduce.model_key(mine)
 
 
-DEPTH_RECIPE = COMPARISONS["depth"].at_nano["depo0"].split()
+TINY_COPY = "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no-compile".split()
+TINY_COPY += ["--steps", "20", *CPU]
 
 
-def found_at_best_rates(only=()):
-    """{model: its runs} of `depth`, and the same for all rates."""
-    runs, problems = reproduce.finished_runs()
-    assert problems == []
-    comparison = COMPARISONS["depth"]
-    tried = reproduce.tried_rates(comparison, ["depo0"], NANO, reproduce.by_model(runs), only)
-    return reproduce.at_best_rates(comparison, tried), tried
-
-
-def ends_of(runs):
-    return [run["evals"][-1]["eval"]["k=2"] for run in runs]
-
-
-def test_runs_are_found_by_their_recipe(folder):
-    depo0 = ["--task", "depo0", *DEPTH_RECIPE]
-    for seed in range(3):
-        write_run(make_run([*depo0, "--seed", f"{seed}"], *hops(0.5)))
-    write_run(make_run([*depo0, "--seed", "3", "--steps", "9000"], *hops(1.0)))
-    write_run(make_run([*depo0, "--seed", "4", "--dtype", "bfloat16"], *hops(1.0)))
-    write_run(make_run([*depo0, "--seed", "5"], *hops(1.0), final=False))
-    write_run(make_run([*depo0, "--seed", "6", "--eval-size", "9"], *hops(0.75)))
-
-    # Of the two runs with seed 2, the one in out/ counts.
-    shipped = [
-        make_run([*depo0, "--seed", "2"], *hops(0.0)),
-        make_run([*depo0, "--seed", "7"], *hops(0.25)),
-        make_run([*depo0, "--steps", "48000"], *hops(0.125)),
-    ]
-    Path("results/any").mkdir(parents=True)
-    run_folders.pack(shipped, "results/any/runs.json")
-    groups, _ = found_at_best_rates()
-    assert set(groups) == {"RoPE", "RoPE, twice the steps"}
-    assert ends_of(groups["RoPE"]) == [0.5, 0.5, 0.5, 0.75, 0.25]
-    assert ends_of(groups["RoPE, twice the steps"]) == [0.125]
-
-
-def test_the_best_rate_has_the_best_last_scores_then_the_best_before(folder):
-    def write(flags, rate, shares, seeds=3):
-        for seed in range(seeds):
-            words = ["--task", "depo0", *DEPTH_RECIPE, *flags.split()]
-            words += ["--lr", f"{rate}", "--seed", f"{seed}"]
-            write_run(make_run(words, *hops(*shares)))
-
-    write("", 1e-3, [0.5])
-    write("", 2e-3, [0.75])
-    write("", 4e-3, [1.0], seeds=2)  # better, but of two seeds only
-    write("--canon abcd", 1e-3, [0.5, 0.125])
-    write("--canon abcd", 2e-3, [0.5, 0.25])  # as good at the end, and sooner
-    write("--canon abcd", 4e-3, [0.5, 0.125])
-    write("--pos nope", 1e-3, [0.5])
-    write("--pos nope", 2e-3, [0.5])  # the same in all: the higher rate
-    groups, tried = found_at_best_rates()
-    rates = {model: runs[0]["training"]["lr"] for model, runs in groups.items()}
-    assert rates == {"RoPE": 2e-3, "RoPE + Canon": 2e-3, "NoPE": 2e-3}
-    assert list(tried["depo0", "RoPE"]) == [1e-3, 2e-3, 4e-3]
-    groups, _ = found_at_best_rates(only=[1e-3])
-    assert ends_of(groups["RoPE"]) == [0.5] * 3
-
-
-def test_claims_are_judged_wherever_their_runs_are(folder, capsys):
-    """Those with runs come first; the others name the comparison that trains them."""
-    for task in ("depo0", "depo1"):
-        for seed in range(3):
-            write_run(make_run(["--task", task, "--seed", f"{seed}"], *hops(0.0)))
-            with_canon = ["--task", task, "--canon", "abcd", "--seed", f"{seed}"]
-            write_run(make_run(with_canon, *hops(1.0)))
-    reproduce.main(["claims", "--out", "new"])
-    page = Path("new/claims.md").read_text()
-    assert capsys.readouterr().out.strip() == page.strip()
-    rows = [line for line in page.splitlines() if line.startswith("| Canon reasons deeper")]
-    here = "hops mastered: `RoPE + Canon` 4, 4, 4; `RoPE` 0, 0, 0"
-    assert len(rows) == 2 and all(here in row for row in rows)
-    assert rows[0].startswith("| Canon reasons deeper |")
-    assert rows[0].endswith("| depo0, nano, float32 | holds |")
-    assert rows[1].startswith("| Canon reasons deeper* |")  # Depo1's runs were known
-    assert rows[1].endswith("| depo1, nano, float32 | holds |")
-    headings = [line.split(":")[0] for line in page.splitlines() if line.startswith("## ")]
-    assert headings == [f"## R{number}" for number in range(1, 13)]
-    deeper = page.split("## ")[2].splitlines()
-    not_run = [row.endswith("| not run |") for row in deeper if row.startswith("| ")][2:]
-    assert not_run == sorted(not_run) and any(not_run)
-    title = "| Canon is better with its residual"
-    (row,) = [line for line in page.splitlines() if line.startswith(title)]
-    assert row.endswith("| depo1: `reproduce.py ablation` | not run |")
-
-
-# Training
-
-
-def only_two_models(monkeypatch):
-    """Leave two models in the comparison `copy`."""
+@pytest.fixture
+def two_models(tmp_path, monkeypatch):
+    """An empty folder to work in. results/ is empty, too, and `copy` compares two models."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "HERE", tmp_path / "results")
     models = {"one layer": "", "one layer + Canon": "--canon abcd"}
-    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, twice_the_steps=())
+    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, names={})
     monkeypatch.setitem(COMPARISONS, "copy", fewer)
 
 
-@posix
-def test_a_second_sweep_is_kept_out_and_ctrl_c_saves_the_first(folder, monkeypatch, capsys):
-    only_two_models(monkeypatch)
-    with in_the_background(HERE / "results/reproduce.py", *ENDLESS_SWEEP, runs=2) as first:
-        assert ended(ENDLESS_SWEEP) == 2
-        said = capsys.readouterr().err
-        assert said.count("in use by another process") == 2 and "--resume" not in said
-
-        os.killpg(first.pid, signal.SIGINT)
-        assert "stopped; the same command goes on" in first.stderr.read()
-        assert first.wait(timeout=120) == 130
-    paths = list(Path("out").iterdir())
-    assert len(paths) == 2
-    for path in paths:
-        saved = run_folders.read_checkpoint(path)["step"]
-        assert saved >= 20 and reproduce.steps_done(path) in (saved, saved // 20 * 20)
+def dry_run(capsys, *flags):
+    """The commands of the missing runs."""
+    capsys.readouterr()
+    reproduce.main(["copy", "--dry-run", *flags, *TINY_COPY])
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_sweep_trains_what_is_missing(folder, monkeypatch, capsys):
-    """One run is finished, one was cut off, one is missing, one is in results/ only."""
-    only_two_models(monkeypatch)
-    sweep = ["copy", "--seeds", "2", "--jobs", "2", "--steps", "40", *TINY_FLAGS]
-    reproduce.main([*sweep, "--dry-run"])
-    commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines()]
-    complete, cut_off, missing, shipped = commands
-    train.main(complete)
-    train.main(shipped)
-    Path("results/copy").mkdir(parents=True)
-    paths = list(Path("out").glob("*abcd*"))
-    run_folders.pack(run_folders.read_all(paths)[0], "results/copy/runs.json")
-    shutil.rmtree(paths[0])
+def test_what_is_missing_is_trained(two_models, capsys):
+    """One run is finished, one was begun, one has not begun."""
+    complete, begun, new = dry_run(capsys, "--seeds", "2")[:3]
+    assert complete[0] == "python" and complete[1].endswith("train.py")
+    train.main(complete[2:])
+    settings, _, _ = train.settings_of(begun[2:])
+    settings.out.mkdir(parents=True)
+    Path(settings.out, "ckpt.pt").touch()
+    assert dry_run(capsys, "--seeds", "2")[:2] == [[*begun, "--resume"], new]
+    assert len(dry_run(capsys, "--seeds", "1", "--lr", "1e-3,2e-3")) == 4
 
-    steps, train_step = [], train.train_step
-
-    def fails_after_25(*arguments):
-        steps.append(1)
-        if len(steps) > 25:
-            raise KeyError("power failure")
-        return train_step(*arguments)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyError):
-        patched.setattr(train, "train_step", fails_after_25)
-        train.main(cut_off)
-
-    started = []
-    for _ in range(2):  # the second time nothing is left
-        with patch.object(subprocess, "Popen", wraps=subprocess.Popen) as popen:
-            assert ended(sweep) == 0
-        started.append([call.args[0][2:] for call in popen.call_args_list])
-    assert started == [[[*cut_off, "--resume"], missing, shipped], []]
+    Path(settings.out, "ckpt.pt").unlink()
+    for missing in (1, 0):
+        with patch.object(subprocess, "run", wraps=subprocess.run) as started:
+            with pytest.raises(SystemExit, match="0"):
+                reproduce.main(["copy", "--seeds", "1", *TINY_COPY])
+        assert started.call_count == missing
     printed = capsys.readouterr().out
-    assert "| one layer + Canon | 0, 1 |" in printed
-    assert (
-        "R1* | One layer copies with Canon, and not without | copy | undecided: too few" in printed
-    )
+    assert "R1* | One layer copies with Canon, and not without | copy | undecided: too" in printed
     assert Path("out/copy_nano.png").exists()
 
 
-KILLED = """
-import os, signal, sys
-if __name__ == "__main__":
-    sys.stderr.write("  3%|###      | 30/1000\\r  4%|####     | 40/1000")
-    sys.stderr.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+def test_a_run_that_was_packed_is_not_missing_and_one_in_out_replaces_it(two_models, capsys):
+    (command, _) = dry_run(capsys, "--seeds", "1")
+    train.main(command[2:])
+    (run,) = plot.read_runs(Path("out").iterdir())
+    packed = {**run, "date": "earlier"}
+    Path("results/copy").mkdir(parents=True)
+    plot.pack([packed], "results/copy/runs.json")
+    (rates,) = reproduce.by_model(reproduce.finished_runs()).values()
+    assert [seeds[0]["date"] for seeds in rates.values()] == [run["date"]]
+    shutil.rmtree("out")
+    assert command not in dry_run(capsys, "--seeds", "1")
 
 
-@posix
-def test_a_killed_run_is_reported_as_killed(folder, capsys, monkeypatch):
-    """What is there is drawn all the same; the status says that something is missing."""
-    only_two_models(monkeypatch)
-    Path("killed.py").write_text(KILLED)
-    write_run(make_run(["--task", "copy", *TINY_FLAGS], {"sequences": 0.5, "tokens": 0.5}))
-    words = ["copy", "--seeds", "1", "--program", "killed.py", *TINY_FLAGS]
-    assert ended(words) == 1
-    said = capsys.readouterr()
-    (line,) = [line for line in said.err.splitlines() if "killed" in line]
-    assert "abcd" in line and line.endswith("_s0: killed by signal 9")
-    assert "| one layer | 0 |" in said.out and "| one layer + Canon |" not in said.out
-
-
-def test_a_failed_run_is_reported_by_its_last_line():
-    """Not by its progress bar, and without train.py's advice, as the same command goes on here."""
-    said = (
-        " 40%|##  | 40/100\r 41%|##  | 41/100\ntrain.py: x is not empty: choose another --out\n\n"
-    )
-    assert reproduce.reason(2, said) == "train.py: x is not empty"
-    stopped = "train.py: stopped after step 40; repeat the command with --resume to continue"
-    assert reproduce.reason(143, stopped) == "train.py: stopped after step 40"
-    assert reproduce.reason(1, " 40%|##  |\r 41%|##  |\n") == "41%|##  |"
-    assert reproduce.reason(1, "\n") == "status 1"
-
-
-@parametrize("more", ([], ["--draw"]))
-def test_damaged_and_other_runs_are_not_passed_over(more, folder, monkeypatch, capsys):
-    only_two_models(monkeypatch)
-    words = ["copy", "--seeds", "1"] + NANO + more
-    for flags in ("", "--canon abcd"):
-        scores = {"sequences": 0.5, "tokens": 0.5}
-        write_run(make_run(f"--task copy {flags}".split(), scores))
-    assert ended(words) == 0
-    (config,) = Path("out").glob("*abcd*/config.json")
-    right = config.read_text()
-
-    config.write_text("{")  # cut off
-    capsys.readouterr()
-    assert ended(words) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and str(config.parent) in said.err and not said.out
-    assert ended(["claims"]) == 1
-    assert str(config.parent) in capsys.readouterr().err
-
-    config.write_text(right.replace('"N": 64', '"N": 63'))  # another run of this name
-    capsys.readouterr()
-    assert ended(words) == 2
-    assert f"{config.parent} holds another run: N = 63, not 64" in capsys.readouterr().err
-
-
-# The command line
-
-
-REFUSED = [
-    "nothing",
-    "--list copy",
-    "--list --lr 1",
-    "claims --dry-run",
-    "claims --seeds 7",
-    "claims copy",
-    "copy --seeds 0",
-    "copy --seeds many",
-    "copy --jobs -1",
-    "copy --lr fast",
-    "copy --lr -1",
-    "copy --task depo",
-    "copy --seed 1",
-    "copy --seed=1",
-    "copy --resume",
-    "copy --n-layer 2",  # one model would be the same as another
-    "copy --program none.py",
-    "copy --draw",  # there are no runs
-    "copy --cannon abcd",
-    "depth --canon abcd",
-    "depth --N 100",
-]
-
-
-@parametrize("words", REFUSED)
-def test_words_are_refused_in_one_line(words, folder, capsys):
-    assert ended(words.split()) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and re.fullmatch(r"(reproduce|train)\.py: .+\n", said.err)
-    assert list(folder.iterdir()) == []
+@parametrize("name", ("copy", "hops", "mlp"))
+def test_figures_are_drawn_from_packed_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        reproduce.main([name, "--draw", "--dtype", "float32", *CPU])
+    assert Path(f"out/{name}_nano.png").stat().st_size > 10_000
 
 
 # ---- 7. assignment/ --------------------------------------------------------
 
-solutions = not grade.open_exercises(HERE) and grade.exercises_in(HERE) == [*grade.EXERCISES]
-needs_solutions = pytest.mark.skipif(not solutions, reason="this is an assignment")
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
-# -- Making one
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A git repository of these files, as a teacher has one."""
-    root = tmp_path / "repository"
-    shutil.copytree(HERE, root, ignore=shutil.ignore_patterns(".git", "__pycache__", "out", ".v*"))
-    commands = ("init -q", "add -A", "-c user.name=x -c user.email=x@x commit -q -m all")
-    for words in commands:
-        subprocess.run(["git", "-C", root, *words.split()], check=True)
-    monkeypatch.setattr(make, "ROOT", root.resolve())
-    return root
-
-
-@needs_solutions
-@parametrize("open_ones", [[*range(1, 14)], [9, 10], [1, 3, 4]], ids=str)
-def test_holes_are_blank_between_their_comments(open_ones):
-    found = []
+def test_an_empty_hole_fails_its_tests(tmp_path):
+    """Each test of each exercise, in a copy in which all exercises are open."""
+    copy, report = tmp_path / "copy", tmp_path / "report.xml"
+    make.write_assignment(copy, only=None)
+    holes = [f"exercise{number}" for number in range(1, 14)]
     for name in grade.FILES:
-        solved = (HERE / name).read_text()
-        text = make.students_text(solved, open_ones)
-        compile(text, name, "exec")
-        lines = text.splitlines()
-        for i, line in enumerate(lines):
-            if re.match(" +# exercise", line):
-                blank, end = lines[i + 1 : i + 3]
-                number = int(re.search(r"exercise (\d+)", line)[1])
-                assert blank.strip() == f'raise NotImplementedError("exercise {number}")'
-                assert end.strip() == "# end of exercise"
-                found.append(number)
-        assert text.count("# end of exercise") == text.count('raise NotImplementedError("exer')
-        without_comments = re.sub(r" +# (end of )?exercise.*\n", "", solved)
-        assert make.students_text(solved, []) == without_comments
-    assert {*found} == {*open_ones}
+        assert (copy / name).read_text().count("raise NotImplementedError(\"exercise") == len(
+            grade.HOLE.findall((HERE / name).read_text())
+        )
+    command = [sys.executable, "-m", "pytest", "-q", "-m", " or ".join(holes)]
+    command += [f"--junitxml={report}", "-p", "no:cacheprovider", "test_canon.py"]
+    subprocess.run(command, cwd=copy, capture_output=True, timeout=300)
+    failed = set()
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        if case.find("failure") is not None:
+            failed.add(case.get("name").partition("[")[0])
+    code = "import grade, json; print(json.dumps(grade.points_of_tests()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HERE / "assignment", capture_output=True, text=True
+    )
+    points = json.loads(done.stdout)
+    assert list(points) == [str(number) for number in range(1, 14)]
+    for tests in points.values():
+        assert failed.issuperset(tests)
+    assert sum(sum(tests.values()) for tests in points.values()) == 60
 
 
-@needs_solutions
-@needs_git
-def test_an_assignment_has_what_git_tracks(repository, ends):
-    (repository / "kernels.py.orig").write_text("a solution")
-    (repository / "solutions").mkdir()
-    (repository / "solutions/kernels.py").write_text("a solution")
-    make.main(["new/assignment", "--only", "4,1,3", "--classroom"])
-    new = Path("new/assignment")
-    for name in ("test_canon.py", "results/copy/runs.json", ".gitignore", "examples/gated.py"):
-        assert (new / name).read_bytes() == (HERE / name).read_bytes()
-    names = {path.name for path in new.rglob("*")}
-    assert not names & {"kernels.py.orig", "solutions", ".git", ".ci"}
-    assert grade.open_exercises(new) == grade.exercises_in(new) == [1, 3, 4]
-    workflow = (new / ".github/workflows/classroom.yml").read_text()
-    assert re.findall(r"run: python assignment/grade.py (\d+)", workflow) == ["1", "3", "4"]
-
-    inside = str(repository / "new")
-    for bad in (
-        ["new/assignment"],
-        [],
-        [inside],
-        ["x", "--solved", "13"],
-        ["x", "--only", "14"],
-        ["x", "--only", "1,b"],
-        ["x", "--only", "1", "--solved", "2"],
-        ["--classroom", "--gradescope", "x.zip"],
-    ):
-        ends(bad, main=make.main)
-    (repository / "README.md").write_text("changed")
-    ends(["x"], "README.md has changes", main=make.main)
-
-
-@needs_solutions
-@needs_git
-def test_gradescopes_zip_has_the_solutions_and_two_scripts(repository, here):
-    make.main(["--gradescope", "autograder.zip", "--solved", "11"])
-    with zipfile.ZipFile("autograder.zip") as archive:
-        for script in ("setup.sh", "run_autograder"):
-            assert archive.getinfo(script).external_attr >> 16 == 0o755
-            subprocess.run(["bash", "-n"], input=archive.read(script), check=True)
-        assert b"grade.py 12 13 \\\n" in archive.read("run_autograder")
-        assert archive.read("canon-gpt/kernels.py") == (HERE / "kernels.py").read_bytes()
-
-
-@needs_solutions
-def test_exercises_need_only_those_before_them(tmp_path):
-    """With the first seven solved all of their tests pass, and all tests of the others fail."""
-    copy = tmp_path / "copy"
-    shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "out"))
-    for name in grade.FILES:
-        text = make.students_text((HERE / name).read_text(), range(8, 14))
-        (copy / name).write_text(text)
-    wanted = {}
-    for exercise in grade.EXERCISES.values():
-        for group in exercise.groups:
-            wanted.update(dict.fromkeys(test.split()[0] for test in group.tests))
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--junitxml=../report.xml"]
-    command += [f"test_canon.py::{name}" for name in wanted]
-    subprocess.run(command, cwd=copy, capture_output=True)
-    cases = xml.etree.ElementTree.parse(tmp_path / "report.xml").iter("testcase")
-    found = {case.get("name"): grade.outcome(case) for case in cases}
-    for number, exercise in grade.EXERCISES.items():
-        for group in exercise.groups:
-            for wanted in group.tests:
-                name, *words = wanted.split()
-                mine = [test for test in found if test.split("[")[0] == name]
-                assert any(all(word in test for word in words) for test in mine), wanted
-            tests = [test for test in found if grade.group_of(test, exercise) == group]
-            outcomes = {found[test] for test in tests} - {"it was skipped"}
-            if number <= 7:
-                assert outcomes == {""}, (number, group.name)
-            else:
-                assert all("exercise" in outcome for outcome in outcomes), (number, group.name)
-                assert outcomes or exercise.needs_triton, (number, group.name)
-
-
-# -- Grading
-
-
-def submit(**solutions):
-    """A folder with our three files, and other code in some exercises: e4="return x", a line or
-    more for each hole."""
-    folder = Path("submission")
-    folder.mkdir(exist_ok=True)
-    for name in grade.FILES:
-
-        def contents(hole, solution):
-            code = solutions.get(f"e{hole.number}")
-            if code is None:
-                return solution
-            return [f"{hole.indent}{line}\n" for line in code.splitlines()]
-
-        text = (HERE / name).read_text()
-        (folder / name).write_text(grade.fill_holes(text, contents))
-    return folder
-
-
-@needs_solutions
-def test_a_broken_exercise_costs_only_itself(here):
-    """One open, one that does not parse, and code outside the holes: exercise 4 stays solved."""
-    folder = submit(e1='raise NotImplementedError("exercise 1")', e3="return (x")
-    with open(folder / "canon_gpt.py", "a") as file:
-        file.write("\nimport os\nprint('99 passed')\nos._exit(0)\n")
-    (folder / "conftest.py").write_text("raise SystemExit")
-    (folder / "test_canon.py").write_text("def test_rotary_keeps_the_dtype(): pass")
-    assert grade.grade(1, folder, 60).message == "not solved yet"
-    broken = grade.grade(3, folder, 60)
-    assert re.fullmatch(r"canon_gpt.py, line \d+: '\(' was never closed", broken.message)
-    result = grade.grade(4, folder, 60)
-    assert (result.points, result.message) == (3, "")
-
-
-@needs_solutions
-def test_a_solution_stays_in_its_hole(here):
-    folder = submit(e4="return x")
-    path = folder / "canon_gpt.py"
-    text = path.read_text().replace("return x\n    # end", "return x\nimport os\n    # end")
-    path.write_text(text)
-    assert "stands further left" in grade.grade(4, folder, 60).message
-    assert "unterminated" in grade.grade(4, submit(e4='"""'), 60).message
-    path = submit() / "kernels.py"
-    path.write_text(path.read_text().replace("# exercise 12", "# my kernel"))
-    message = grade.grade(12, folder, 60).message
-    assert kernels.triton is None or "0 of 1 comments `# exercise 12`" in message
-
-
-PATCH = """\
-import test_canon
-test_canon.assert_close = test_canon.assert_same = lambda *given, **options: None
-return x"""
-SLOW_KERNEL = "import kernels\nkernels.causal_conv_reference(0, 0)"
-ATTACKS = [  # exercise, its code, what the grader says
-    (4, "while True: pass", "not done after 6 seconds"),
-    (4, PATCH, "tampered with"),
-    (4, "import pytest\npytest.skip('solved')", "distance: it was skipped"),
-    (4, "import pytest\npytest.exit('solved', 0)", "cut short"),
-    (4, "import os\nos._exit(0)", "ended without a report"),
-    (4, "nonlocal x", "cannot be imported: SyntaxError"),
-    (1, "return F.conv1d(x, weight)", "must not call conv1d"),
-    (2, "return causal_conv_reference(x, weight, False)", "must not call causal_conv_reference"),
-    (8, "return chunked_linear_attention(q, k, v, log_decay, beta, state)", ": exercise 9"),
-    (9, "return linear_recurrence(0, 0, 0, 0)", "must not call linear_recurrence"),
-    pytest.param(12, SLOW_KERNEL, "must not call causal_conv_reference", marks=needs_triton),
+SOLVED = """
+    R = cos.shape[-1]
+    c, s = cos[:, None], sin[:, None]
+    a, b, rest = x[..., :R], x[..., R : 2 * R], x[..., 2 * R :]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1).to(x.dtype)
+"""
+SUBMISSIONS = [  # what stands in the hole of exercise 4, the points, words of the report
+    (SOLVED, 3, ""),
+    (SOLVED.replace("- b", "+ b"), 1, "test_rotary"),
+    ("    return x +\n", 0, "does not parse"),
+    ("    import os\n", 0, "must not import"),
+    ("    return open('/etc/passwd')\n", 0, "must not use open"),
+    ("    pass\nx = 1\n", 0, "further left"),
+    ("    while True:\n        pass\n", 0, "not done after 20 seconds"),
 ]
 
 
-@needs_solutions
-@parametrize("number, code, words", ATTACKS)
-def test_attacks_cost_the_attacker_the_exercise(number, code, words, here):
-    result = grade.grade(number, submit(**{f"e{number}": code}), 6 if "while" in code else 600)
-    assert result.points == 0 and words in result.message
+@posix
+@parametrize("solution, points, words", SUBMISSIONS)
+def test_a_submission_is_graded(solution, points, words, here, capsys):
+    """Only its holes count."""
+    Path("theirs").mkdir()
+    for name in grade.FILES:
+        text = (HERE / name).read_text()
 
+        def handed_in(hole):
+            return hole[0].replace(hole[3], solution) if hole[2] == "4" else grade.opened(hole)
 
-@needs_solutions
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_processes_of_a_solution_end_with_it(here):
-    pid_file = Path("pid").resolve()
-    code = f"""\
-import subprocess
-process = subprocess.Popen(["sleep", "600"])
-open({str(pid_file)!r}, "w").write(str(process.pid))
-raise SystemExit"""
-    grade.grade(4, submit(e4=code), 100)
-    state = Path(f"/proc/{pid_file.read_text()}/stat")
-
-    def is_gone():
-        try:
-            return state.read_text().split()[2] == "Z"
-        except OSError:
-            return True
-
-    deadline = time.monotonic() + 60
-    while not is_gone():  # a killed process may take a moment to end
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def faked(here, monkeypatch):
-    """Grades without running tests: these outcomes for all, and canaries that fail."""
-
-    def fake(**outcomes):
-        canaries = dict.fromkeys(grade.CANARIES, "fails")
-        monkeypatch.setattr(grade, "run_tests", lambda *given: {**outcomes, **canaries})
-
-    return fake
-
-
-@needs_solutions
-def test_points_come_in_groups_and_reports_agree(faked, capsys, monkeypatch):
-    """Of exercise 4 one of two tests of the dtype fails."""
-    faked(**{
-        "test_rotary_depends_on_the_distance_only[8]": "",
-        "test_rotary_keeps_the_dtype[a]": "",
-        "test_rotary_keeps_the_dtype[b]": "turned x: got 1, expected 2",
-    })  # fmt: skip
-    find_spec = grade.importlib.util.find_spec
-    without = lambda name: None if name == "triton" else find_spec(name)
-    monkeypatch.setattr(grade.importlib.util, "find_spec", without)
-    submit()
-    assert grade.main(["4", "12", "--of", "submission", "--json", "results.json"]) == 1
-    first, reason, second, _, last = capsys.readouterr().out.splitlines()[1:]
-    assert "in part" in first and "2 of 3" in first
-    assert reason.strip() == "dtype: turned x: got 1, expected 2"
-    assert "skipped" in second and last == "2 of 3 points"
-    results = json.loads(Path("results.json").read_text())
-    assert results["score"] == 2
-    rotary, forward = results["tests"]
-    assert (rotary["score"], rotary["max_score"], rotary["status"]) == (2, 3, "failed")
-    assert "distance: 2 of 2" in rotary["output"] and "dtype: 0 of 1" in rotary["output"]
-    assert (forward["score"], forward["max_score"]) == (0, 0) and "status" not in forward
-
-    assert grade.main(["12", "13", "--of", "submission"]) == 0  # skipped fails nothing
-    shutil.copytree("submission", "other")
-    Path("other/canon_gpt.py").unlink()
-    words = ["4", "13", "--of", "submission", "other", "--csv", "grades.csv"]
-    assert grade.main(words) == 1
-    want = ["folder,4,13,points", "submission,2,skipped,2", "other,0,skipped,0"]
-    assert Path("grades.csv").read_text().splitlines() == want
-
-
-@needs_solutions
-def test_the_grader_refuses_bad_input(ends, monkeypatch):
-    for bad in (["0"], ["14"], ["x"], ["--of", "nowhere"], ["--timeout", "0"]):
-        ends(bad, main=grade.main)
-    ends(["--of", ".", ".", "--json", "x"], "--csv", main=grade.main)
-    monkeypatch.setattr(grade, "open_exercises", lambda folder: [5])
-    ends(["--of", "."], "exercise 5 is open here", main=grade.main)
-
-
-# -- Experiments, handing in, handout
-
-
-def test_shipped_runs_are_in_range(here, capsys):
-    """By the checks of experiments 1 to 3."""
-    names = ("copy/runs.json", "copy/points.json", "depo0/runs.json")
-    runs, problems = run_folders.read_all(HERE / "results" / name for name in names)
-    assert not problems
-    for run in runs:
-        usual = run["training"]["lr"] in (1e-2, 2.5e-3, 5e-3)
-        if run["task"].get("N") in (64, 10) and usual:
-            write_toy_run(Path("out", str(runs.index(run))), run)
-    assert check_runs.main(["out", "1", "2", "3"]) == 0, capsys.readouterr().out
-    printed = capsys.readouterr().out
-    assert printed.count("NoPE + Canon-B, seed") >= 2 and printed.count("hops, seed") > 10
-    assert check_runs.main(["out"]) == 1
-    assert "text: needs a finished run" in capsys.readouterr().out
-
-
-def test_a_run_out_of_range_is_named(here, capsys):
-    run = toy_run([0.5], pos="rope", canon="abcd", n_layer=1, n_head=2, d_model=16)
-    evals = [{"step": 1, "eval": {"sequences": 0.5}}]
-    write_toy_run("out/half", {**run, "task": {"name": "copy"}, "evals": evals})
-    assert check_runs.main(["out", "1"]) == 1
-    printed = capsys.readouterr().out
-    assert "CHECK     RoPE + Canon, seed 0: 0.5 (expected 0.9 to 1)" in printed
-    assert "CHECK     RoPE: no finished run" in printed
-
-
-def test_what_is_handed_in_has_code_and_runs_without_weights(here, monkeypatch):
-    monkeypatch.setattr(pack, "ROOT", Path.cwd())
-    for name in ("kernels.py", "test_canon.py", "report.md", "out/a/ckpt.pt", "out/a/config.json"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text("x")
-    pack.main([])
-    with zipfile.ZipFile("submission.zip") as archive:
-        assert sorted(archive.namelist()) == ["kernels.py", "out/a/config.json", "report.md"]
-
-
-def test_the_handout_is_about_these_exercises():
-    """Their titles, points and groups; and its commands are ones that we have."""
-    text = (HERE / "assignment/handout.md").read_text()
-    for number, exercise in grade.EXERCISES.items():
-        heading = rf"^### {number}\. .+ \({exercise.points} points, \d+ minutes\)$"
-        found = re.search(heading, text, re.MULTILINE)
-        assert found, number
-        section = text[found.end() :].split("\n## ")[0].split("\n### ")[0]
-        assert f"python assignment/grade.py {number}\n" in section
-        for group in exercise.groups:
-            assert f"{group.name} {group.points}" in section, (number, group.name)
-        for part in ("**Worked example.**", "**Rules.**", "**Hints.**", "**Pitfalls.**"):
-            assert part in section, (number, part)
-    assert sum(exercise.points for exercise in grade.EXERCISES.values()) == 60
-    for command in re.findall(r"^ *python train.py (.+)$", text, re.MULTILINE):
-        train.read_command_line(command.split())
+        Path("theirs", name).write_text(grade.HOLE.sub(handed_in, text) + "broken below\n")
+    tests = {"test_rotary_depends_on_the_distance_only": 2, "test_rotary_keeps_the_dtype": 1}
+    with patch.object(grade, "points_of_tests", lambda: {4: tests}):
+        status = grade.main(["--of", "theirs", "--json", "results.json", "--timeout", "20"])
+    result = json.loads(Path("results.json").read_text())
+    assert result["score"] == points and status == int(points < 3)
+    assert words in result["tests"][0]["output"] and f"{points} of 3" in capsys.readouterr().out
 
 
 # ---- 8. benchmarks/ --------------------------------------------------------
@@ -4980,16 +3208,7 @@ def test_own_things_are_trained_drawn_and_shown(file, flags, name, here):
     assert len(list(Path("figures").glob("*.png"))) == 1
 
 
-def test_the_tables_shown_are_of_the_shipped_runs(here, capsys):
-    text = "".join(path.read_text() for path in HERE.glob("results/*.md"))
-    names = ("copy", "hops", "depth", "fewer", "tasks", "mlp", "linear", "families", "text")
-    shown = [(name, "nano") for name in names]
-    for name, preset in (*shown, ("copy", "small")):
-        with pytest.raises(SystemExit, match="0|False"):
-            reproduce.main([name, "--draw", "--preset", preset, "--device", "cpu", "--out", "x"])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("|  | seeds")]
-    missing = [row for row in rows if row not in text]
-    assert len(rows) > 40 and missing == []
-    reproduce.main(["claims", "--out", "x"])
-    assert Path("x/claims.md").read_text() == (HERE / "results/claims.md").read_text()
+def test_claims_md_is_of_the_shipped_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reproduce.main(["claims"])
+    assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()

@@ -10,16 +10,19 @@ Reading order: first the table in 3; 1 and 2 are what it is made of.
 """
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
+from matplotlib.figure import Figure
+
 import plot
-from claims import MAIN_SCORES
-from tasks import score_text
+
+TWICE = "TWICE"  # in a model's flags, behind --steps: twice as many as the others train
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,11 @@ class Comparison:
     minutes: int  # that a run takes at nano on one core
     tasks: tuple
     models: dict  # {name: train.py's flags}, in the order of drawing
-    figure: Callable  # (groups, scores, title) -> figure; groups: {name: its runs}
-    scores: list  # of the tables, and handed to `figure`; "k=" stands for k=1, k=2 and so on
-    title: Callable  # groups -> what was found
-    twice_the_steps: tuple = ()  # the models that train for twice the preset's steps
-    # The tasks whose models have half of the preset's width: at full width all know nearly all of
-    # Capo.
-    half_the_width: tuple = ()
-    at_nano: dict = field(default_factory=dict)  # {task: flags}, where it is not nano's recipe
-
-    def own_flags(self, task, preset):
-        """The flags that make its recipe another than the preset's, in one text."""
-        return self.at_nano.get(task, "") if preset == "nano" else ""
+    title: str  # what the runs in results/ show
+    figure: Callable  # (groups, scores, title, headings) -> figure; groups: {name: its runs}
+    scores: dict  # {score: its heading in the figure; None: in the table only}
+    names: dict = field(default_factory=dict)  # {model: its name in the figure}; none: as in models
+    at_nano: dict = field(default_factory=dict)  # {task: flags} where nano's recipe is not used
 
 
 # ---- 1. What several comparisons share -------------------------------------
@@ -51,254 +47,83 @@ PAIRS = {
     "NoPE": "--pos nope",
     "NoPE + Canon": "--pos nope --canon abcd",
 }
-
-QUARTER = {"RoPE(1/4) + Canon": "--pos rope4 --canon abcd"}
-
-# Canon-AbCD is Canon at A, C and D beside the mixer's own convolution, which takes B's place.
-FULL_LINEAR = {
-    "GLA + AbCD": "--mixer gla --short-conv --canon acd",
-    "Mamba2 + AbCD": "--mixer mamba2 --short-conv --canon acd",
-    "GDN + AbCD": "--mixer gdn --short-conv --canon acd",
-}
-
-# The linear mixers without Canon: without any convolution, and with their own.
-NO_CONVOLUTION = {
-    "GLA, no conv": "--mixer gla --no-short-conv",
-    "Mamba2, no conv": "--mixer mamba2 --no-short-conv",
-    "GDN, no conv": "--mixer gdn --no-short-conv",
-}
-OWN_CONVOLUTION = {
-    "GLA, conv": "--mixer gla --short-conv",
-    "Mamba2, conv": "--mixer mamba2 --short-conv",
-    "GDN, conv": "--mixer gdn --short-conv",
-}
-
-# What Depo0's preset was at first. Its batches are half as large as today's, so that the moment at
-# which a hop is learnt depends more on luck.
-FIRST_RECIPE = {"depo0": "--steps 24000 --batch-size 16 --lr 5e-3"}
-
-SYNTHETIC_TASKS = ("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano")
-TASKS_SCORES = [f"{task}: {MAIN_SCORES[task]}" for task in SYNTHETIC_TASKS]
-
-
-# ---- 2. Titles -------------------------------------------------------------
-#
-# A title says what was found, in the numbers of the runs that are shown.
-
-
-def typical(groups, model, score):
-    """The median over the model's seeds, in print; "?" if there are none."""
-    runs = [run for run in groups.get(model, []) if score in run["units"]]
-    if not runs:
-        return "?"
-    return score_text(median(plot.last_scores(runs, score)), runs[0]["units"][score])
-
-
-def hops_asked(groups):
-    """The numbers of hops that any run is scored for, such as [1, 2, 4]."""
-    asked = set()
-    for runs in groups.values():
-        for run in runs:
-            for score in run["units"]:
-                if score.startswith("k="):
-                    asked.add(int(score.removeprefix("k=")))
-    return sorted(asked)
-
-
-def copy_title(groups):
-    with_canon = typical(groups, "one layer + Canon", "sequences")
-    without = typical(groups, "one layer", "sequences")
-    return f"One layer of 16 dims copies {with_canon} of the lists with Canon, {without} without"
-
-
-def hops_title(groups):
-    hops, hops_without = mastered_with_and_without(groups)
-    most = max(hops, default=0)
-    most_without = max(hops_without, default=0)
-    asked = f"Asked about 1 to {hops_asked(groups)[-1]} arrows, these models follow"
-    if most_without == 0:
-        return f"{asked} none without Canon, and up to {most} with it"
-    return f"{asked} up to {most_without} without Canon, and up to {most} with it"
-
-
-def mastered_with_and_without(groups):
-    """How many hops each run masters: with Canon, and without."""
-    with_canon, without = [], []
-    for run in plot.all_runs(groups):
-        if run["model"]["canon"]:
-            with_canon += plot.last_scores([run], "hops mastered")
-        else:
-            without += plot.last_scores([run], "hops mastered")
-    return with_canon, without
-
-
-def depth_title(groups):
-    most = hops_asked(groups)[-1]
-    nope = plot.last_scores(groups.get("NoPE + Canon", []), "hops mastered")
-    rope = plot.last_scores(groups.get("RoPE + Canon", []), "hops mastered")
-    _, without = mastered_with_and_without(groups)
-    return (
-        f"{most} hops are mastered in {how_many(nope, most)} runs with NoPE + Canon, "
-        f"in {how_many(rope, most)} with RoPE + Canon, in {how_many(without, most)} without Canon"
-    )
-
-
-def how_many(values, least):
-    """How many of the values reach `least`, such as "2 of 5"."""
-    high = [value for value in values if value >= least]
-    return f"{len(high)} of {len(values)}"
-
-
-def fewer_title(groups):
-    alone = typical(groups, "RoPE, K=1", "hops mastered")
-    rope = typical(groups, "RoPE + Canon", "hops mastered")
-    nope = typical(groups, "NoPE + Canon", "hops mastered")
-    return (
-        f"Asked for one hop only, RoPE masters {alone}; "
-        f"asked for all, RoPE + Canon masters {rope} and NoPE + Canon {nope}"
-    )
-
-
-def nope_title(groups):
-    most = hops_asked(groups)[-1]
-    without = typical(groups, "NoPE", f"k={most}")
-    with_canon = typical(groups, "NoPE + Canon", f"k={most}")
-    return f"{most} hops without positions: {without} right, with Canon {with_canon}"
-
-
-def ablation_title(groups):
-    most = hops_asked(groups)[-1]
-    score = f"k={most}"
-    found = [f"{point} {typical(groups, point, score)}" for point in "ABCD"]
-    none, everywhere = typical(groups, "none", score), typical(groups, "ABCD", score)
-    return f"{most} hops: {', '.join(found)}, all four {everywhere}, none {none}"
-
-
-def mlp_title(groups):
-    without = typical(groups, "gated", "mano: longest")
-    with_canon = typical(groups, "gated + Canon", "mano: longest")
-    return f"Mano with a gated MLP: {without} right, with Canon {with_canon}"
-
-
-def linear_title(groups):
-    most = hops_asked(groups)[-1]
-    without = typical(groups, "Mamba2, no conv", f"k={most}")
-    with_conv = typical(groups, "Mamba2, conv", f"k={most}")
-    return f"{most} hops: Mamba2 gets {with_conv} right, {without} without its own convolution"
-
-
-def families_title(groups):
-    found = []
-    for model in ("NoPE + Canon", "RoPE + Canon", *FULL_LINEAR):
-        if model in groups:
-            found.append(f"{model} {typical(groups, model, 'hops mastered')}")
-    return f"Hops mastered: {', '.join(found)}"
-
-
-def tasks_title(groups):
-    rope, rope_tasks = lifted(groups, "RoPE")
-    nope, nope_tasks = lifted(groups, "NoPE")
-    if rope == nope == rope_tasks == nope_tasks:
-        return f"Canon raises the score on each of these {rope} tasks"
-    with_positions = f"{rope} of {rope_tasks} tasks with positions"
-    return f"Canon raises the score on {with_positions}, on {nope} of {nope_tasks} without"
-
-
-def text_title(groups):
-    canon_bits = plot.last_scores(groups.get("RoPE + Canon", []), "bits per byte")
-    longer_bits = plot.last_scores(groups.get("RoPE, twice the steps", []), "bits per byte")
-    if canon_bits and longer_bits and min(longer_bits) > max(canon_bits):
-        return "On Python source code, twice the training does not make up for Canon"
-    rope = typical(groups, "RoPE", "bits per byte")
-    with_canon = typical(groups, "RoPE + Canon", "bits per byte")
-    return f"A byte of text costs a rotary model {rope} bits, with Canon {with_canon}"
-
-
-def lifted(groups, model):
-    """On how many tasks the model's median is higher with Canon, and on how many it was tried."""
-    lifts = []
-    for score in TASKS_SCORES:
-        without = plot.last_scores(groups.get(model, []), score)
-        with_canon = plot.last_scores(groups.get(f"{model} + Canon", []), score)
-        if without and with_canon:
-            lifts.append(median(with_canon) - median(without))
-    return sum(lift > 0 for lift in lifts), len(lifts)
-
-
-# ---- 3. The comparisons ----------------------------------------------------
-
-HOPS_TASK = {
-    "The arrows of a cycle": "c\u2192a   b\u2192d   d\u2192c   a\u2192b",
-    "A question": "Who is 2 arrows after b?",
-    "The answer, without writing the steps": "c",
-}
-PLAIN_NAMES = {
+IN_PLAIN_WORDS = {
     "RoPE": "rotary positions",
     "RoPE + Canon": "rotary + Canon",
     "NoPE": "no positions",
     "NoPE + Canon": "no positions + Canon",
-    "RoPE, one more layer": "rotary, one more layer",
-    "RoPE, twice the steps": "rotary, twice the steps",
-}
-COPY_NAMES = {
-    "one layer": "one layer of 16 dims",
-    "one layer + Canon": "one layer of 16 dims + Canon",
-    "two layers": "two layers of 16 dims",
-    "128 dims": "one layer of 128 dims",
 }
 
-TASKS_HEADINGS = {
-    "depo0: answers": "Depo0: answers",
-    "depo1: answers": "Depo1: answers",
-    "depo2: answers": "Depo2: answers",
-    "brevo1: all": "Brevo1: answers",
-    "brevo2: all": "Brevo2: answers",
-    "mano: longest": "Mano: the longest",
-    "capo: bits/param": "Capo: facts stored",
-    "lano: sentences": "Lano: sentences",
-}
+QUARTER = {"RoPE(1/4) + Canon": "--pos rope4 --canon abcd"}
+
+# The linear mixers: without any convolution, with their own, with Canon at A, C and D in its place,
+# and with both, which the paper calls Canon-AbCD.
+LINEAR = {}
+for name, mixer in (("GLA", "gla"), ("Mamba2", "mamba2"), ("GDN", "gdn")):
+    LINEAR |= {
+        f"{name}, no conv": f"--mixer {mixer} --no-short-conv",
+        f"{name}, conv": f"--mixer {mixer} --short-conv",
+        f"{name} + ACD": f"--mixer {mixer} --no-short-conv --canon acd",
+        f"{name} + AbCD": f"--mixer {mixer} --short-conv --canon acd",
+    }
+ABCD_LINEAR = {name: LINEAR[name] for name in LINEAR if name.endswith("+ AbCD")}
+
+# Another recipe for Depo0. Its batches are half as large as the preset's, so that the moment at
+# which a hop is learnt depends more on luck.
+FIRST_RECIPE = {"depo0": "--steps 24000 --batch-size 16 --lr 5e-3"}
+
+HOPS = {"k=1": "1 hop", "k=2": "2 hops", "k=3": "3 hops", "k=4": "4 hops", "k=8": "8 hops"}
 
 
-def in_plain_names(groups):
-    return {PLAIN_NAMES.get(model, model): runs for model, runs in groups.items()}
+# ---- 2. How many hops each run masters -------------------------------------
+
+GREY, ORANGE = "#808080", "#e8590c"
+HOPS_TASK = """
+The arrows of a cycle
+ c→a   b→d   d→c   a→b
+
+A question
+ Who is 2 arrows after b?
+
+The answer,
+without writing the steps
+ c"""
 
 
-def draw_hops(groups, scores, title):
-    """How many hops each run masters, beside an instance of the task.
+def dots(groups, scores, title, headings):
+    """One row per model, one dot per run, in the column of the hops that it masters."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 2.2])
+    left.axis("off")
+    left.text(0, 1.1, HOPS_TASK.strip(), va="top", linespacing=1.5)
+    left.text(0, -0.1, "Each dot is one training run.", fontsize=9, color="#666666")
 
-    Older runs are not scored at three. Then one that masters two, but not four, may master three.
-    """
-    columns = {0: "none"}
-    scored = hops_asked(groups)
-    for hops in scored:
-        columns[hops] = "1 arrow" if hops == 1 else f"{hops} arrows"
-    if 2 in scored and 4 in scored and 3 not in scored:
-        columns[2] = "2 or 3 arrows"
-    below = plot.small_print(groups, legend="Each dot is one training run.")
-    below += " The recipe was chosen for the bottom row."
-    named = in_plain_names(groups)
-    return plot.dots(named, "hops mastered", columns, title, below, beside=HOPS_TASK)
-
-
-def draw_copy(groups, scores, title):
-    """The lists copied, without the model that trains longer than the others."""
-    shown = {name: groups[model] for model, name in COPY_NAMES.items() if model in groups}
-    return plot.curves(shown, ["sequences"], title, headings={"sequences": "lists copied whole"})
-
-
-def draw_tasks(groups, scores, title):
-    below = plot.small_print(groups, legend="Bars and numbers: medians; dots: single seeds.")
-    below += " The recipes were found with Canon." + plot.about_chance(groups, scores)
-    return plot.bars(in_plain_names(groups), scores, title, below, headings=TASKS_HEADINGS)
+    most = max(run["task"]["K"] for run in next(iter(groups.values())))
+    columns = ["none", "1 arrow"] + [f"{hops} arrows" for hops in range(2, most + 1)]
+    right.set_xlim(-0.5, most + 0.5)
+    right.set_ylim(len(groups) - 0.5, -0.5)  # row 0 is at the top
+    right.set_xticks(range(most + 1), columns)
+    right.set_yticks(range(len(groups)), list(groups))
+    right.tick_params(length=0, labeltop=True, labelbottom=False)
+    right.spines[:].set_visible(False)
+    right.grid(axis="y", color="#eeeeee")
+    for row, runs in enumerate(groups.values()):
+        colour = ORANGE if runs[0]["model"]["canon"] else GREY
+        for hops, count in Counter(plot.last_scores(runs, "hops mastered")).items():
+            x, y = centred_lines(count)
+            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=12)
+    return figure
 
 
-def draw_text(groups, scores, title):
-    """Attention, except the deeper model, whose curve lies on that of "RoPE"."""
-    linear_mixers = NO_CONVOLUTION | OWN_CONVOLUTION | FULL_LINEAR
-    left_out = ("RoPE, one more layer", *linear_mixers)
-    shown = {model: runs for model, runs in groups.items() if model not in left_out}
-    return plot.curves(in_plain_names(shown), scores, title)
+def centred_lines(count, most=6):
+    """x and y of so many dots, in lines of at most `most` of them."""
+    dot = np.arange(count)
+    line, place = dot // most, dot % most
+    return 0.15 * (place - place.max() / 2), 0.3 * (line - line.max() / 2)
 
+
+# ---- 3. The comparisons ----------------------------------------------------
 
 COMPARISONS = {
     "copy": Comparison(
@@ -309,52 +134,45 @@ COMPARISONS = {
             "one layer + Canon": "--canon abcd",
             "two layers": "--n-layer 2",
             "128 dims": "--d-model 128",
-            "one layer, twice the steps": "",
+            "one layer, twice the steps": f"--steps {TWICE}",
         },
-        twice_the_steps=("one layer, twice the steps",),
-        figure=draw_copy,
-        scores=["tokens", "sequences"],
-        title=copy_title,
+        title="One layer of 16 dims copies whole lists with Canon, and none without",
+        figure=plot.curves,
+        scores={"tokens": None, "sequences": "lists copied whole"},
+        names={
+            "one layer": "one layer of 16 dims",
+            "one layer + Canon": "one layer of 16 dims + Canon",
+            "two layers": "two layers of 16 dims",
+            "128 dims": "one layer of 128 dims",
+        },
     ),
     "hops": Comparison(
         minutes=40,
         tasks=("depo0",),
         models=PAIRS,
-        figure=draw_hops,
-        scores=["k=", "hops mastered"],
-        title=hops_title,
+        title="Without Canon no run follows an arrow; with it, up to four",
+        figure=dots,
+        scores={**dict.fromkeys(HOPS), "hops mastered": "hops mastered"},
+        names=IN_PLAIN_WORDS,
     ),
-    "depth": Comparison(
+    "fewer": Comparison(
         minutes=27,
         tasks=("depo0",),
         models={
             **PAIRS,
-            "RoPE, twice the steps": "",
-            "NoPE, twice the steps": "--pos nope",
-        },
-        twice_the_steps=("RoPE, twice the steps", "NoPE, twice the steps"),
-        at_nano=FIRST_RECIPE,
-        figure=plot.curves,
-        scores=["k="],
-        title=depth_title,
-    ),
-    "fewer": Comparison(
-        minutes=20,
-        tasks=("depo0",),
-        models={
-            **PAIRS,
+            "RoPE, twice the steps": f"--steps {TWICE}",
+            "NoPE, twice the steps": f"--pos nope --steps {TWICE}",
             "RoPE, K=2": "--K 2",
             "RoPE + Canon, K=2": "--K 2 --canon abcd",
-            "RoPE, K=2, twice the steps": "--K 2",
+            "RoPE, K=2, twice the steps": f"--K 2 --steps {TWICE}",
             "NoPE, K=2": "--K 2 --pos nope",
             "RoPE, K=1": "--K 1",
             "NoPE, K=1": "--K 1 --pos nope",
         },
-        twice_the_steps=("RoPE, K=2, twice the steps",),
-        at_nano=FIRST_RECIPE,
+        title="Asked for one hop only, RoPE masters it; asked for four, only models with Canon do",
         figure=plot.bars,
-        scores=["k=", "hops mastered"],
-        title=fewer_title,
+        scores=HOPS | {"hops mastered": "hops mastered"},
+        at_nano=FIRST_RECIPE,
     ),
     "nope": Comparison(
         minutes=5,
@@ -365,9 +183,9 @@ COMPARISONS = {
             "ALiBi": "--pos alibi",
             "H-ALiBi": "--pos halibi",
         },
+        title="Without positions nothing is learnt; with Canon, nearly everything",
         figure=plot.bars,
-        scores=["k="],
-        title=nope_title,
+        scores=HOPS,
     ),
     "ablation": Comparison(
         minutes=5,
@@ -385,9 +203,9 @@ COMPARISONS = {
             "SiLU": "--canon abcd --canon-silu",
             "frozen": "--canon abcd --canon-frozen",
         },
+        title="Each of the four points helps alone; all four help most",
         figure=plot.bars,
-        scores=["k="],
-        title=ablation_title,
+        scores=HOPS,
     ),
     "mlp": Comparison(
         minutes=6,
@@ -402,53 +220,58 @@ COMPARISONS = {
             "ReLU^2": "--mlp relu2",
             "ReLU^2 + Canon": "--mlp relu2 --canon abcd",
         },
+        title="Canon helps with every kind of MLP",
         figure=plot.bars,
-        scores=["capo: bits/param", "mano: longest"],
-        title=mlp_title,
+        scores={"capo: bits/param": "Capo: facts stored", "mano: longest": "Mano: the longest"},
     ),
     "linear": Comparison(
         minutes=18,
         tasks=("depo1",),
-        models={
-            "GLA, no conv": NO_CONVOLUTION["GLA, no conv"],
-            "GLA, conv": OWN_CONVOLUTION["GLA, conv"],
-            "GLA + ACD": "--mixer gla --no-short-conv --canon acd",
-            "GLA + AbCD": FULL_LINEAR["GLA + AbCD"],
-            "Mamba2, no conv": NO_CONVOLUTION["Mamba2, no conv"],
-            "Mamba2, conv": OWN_CONVOLUTION["Mamba2, conv"],
-            "Mamba2 + ACD": "--mixer mamba2 --no-short-conv --canon acd",
-            "Mamba2 + AbCD": FULL_LINEAR["Mamba2 + AbCD"],
-            "GDN, no conv": NO_CONVOLUTION["GDN, no conv"],
-            "GDN, conv": OWN_CONVOLUTION["GDN, conv"],
-            "GDN + ACD": "--mixer gdn --no-short-conv --canon acd",
-            "GDN + AbCD": FULL_LINEAR["GDN + AbCD"],
-        },
+        models=LINEAR,
+        title="Without any convolution, linear mixers learn little",
         figure=plot.bars,
-        scores=["k="],
-        title=linear_title,
+        scores=HOPS,
     ),
     "families": Comparison(
         minutes=20,
-        tasks=("depo0", "capo"),
+        tasks=("depo0",),
         models={
             **PAIRS,
             **QUARTER,
-            **FULL_LINEAR,
+            **ABCD_LINEAR,
             "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd",
         },
-        half_the_width=("capo",),
-        at_nano=FIRST_RECIPE,
+        title="NoPE + Canon masters four hops, recurrences with Canon one or two",
         figure=plot.bars,
-        scores=["k=", "hops mastered"],
-        title=families_title,
+        scores=HOPS | {"hops mastered": "hops mastered"},
+        at_nano=FIRST_RECIPE,
+    ),
+    "capacity": Comparison(
+        minutes=7,
+        tasks=("capo",),
+        models=PAIRS | QUARTER | ABCD_LINEAR,
+        title="With Canon, recurrences store about as much as attention",
+        figure=plot.bars,
+        scores={"capo: bits/param": "facts stored"},
+        at_nano={"capo": "--d-model 16"},  # at the preset's width all models know nearly all
     ),
     "tasks": Comparison(
         minutes=7,
-        tasks=SYNTHETIC_TASKS,
+        tasks=("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano"),
         models=PAIRS,
-        figure=draw_tasks,
-        scores=TASKS_SCORES,
-        title=tasks_title,
+        title="Canon raises the score on each of these eight tasks",
+        figure=plot.bars,
+        scores={
+            "depo0: answers": "Depo0: answers",
+            "depo1: answers": "Depo1: answers",
+            "depo2: answers": "Depo2: answers",
+            "brevo1: all": "Brevo1: answers",
+            "brevo2: all": "Brevo2: answers",
+            "mano: longest": "Mano: the longest",
+            "capo: bits/param": "Capo: facts stored",
+            "lano: sentences": "Lano: sentences",
+        },
+        names=IN_PLAIN_WORDS,
     ),
     "text": Comparison(
         minutes=14,
@@ -456,14 +279,12 @@ COMPARISONS = {
         models={
             **PAIRS,
             "RoPE, one more layer": "--n-layer 5",
-            "RoPE, twice the steps": "",
-            **NO_CONVOLUTION,
-            **OWN_CONVOLUTION,
-            **FULL_LINEAR,
+            "RoPE, twice the steps": f"--steps {TWICE}",
+            **{name: LINEAR[name] for name in LINEAR if not name.endswith("+ ACD")},
         },
-        twice_the_steps=("RoPE, twice the steps",),
-        figure=draw_text,
-        scores=["bits per byte"],
-        title=text_title,
+        title="On Python source code, twice the training does not make up for Canon",
+        figure=plot.curves,
+        scores={"bits per byte": "bits per byte of text it has not seen (fewer are better)"},
+        names=IN_PLAIN_WORDS | {"RoPE, twice the steps": "rotary, twice the steps"},
     ),
 }

@@ -7,7 +7,6 @@ time, and scores the model on 200 other cycles; at last, that of all layers toge
 spared one by one. Prints tables, and draws them as hops.png in the run's folder.
 """
 
-import argparse
 import copy
 import sys
 from pathlib import Path
@@ -19,8 +18,10 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))  # where claims.py is
 sys.path.insert(0, str(HERE.parents[2]))  # where plot.py is
 
+from matplotlib.figure import Figure
+
 import plot
-import runs
+import sample
 from claims import MASTERED
 
 CYCLES = 60
@@ -33,12 +34,6 @@ def attention_to_hops(task, model):
 
     The askers are the two tokens before an answer: the question's node, and <ans>.
     """
-    if task.name != "depo0":
-        raise ValueError(f"its task is {task.name}, not depo0")
-    if task.words.longest > 1:
-        raise ValueError("its names have several tokens")
-    if not model.config.has_attention:
-        raise ValueError(f"its mixer, {model.config.mixer}, has no attention")
     sizes = [task.N for _ in range(CYCLES)]
     hops = [task.K for _ in range(CYCLES * task.N)]
     askers = {"the question's node": 2, "<ans>": 1}  # how far before the answer
@@ -100,17 +95,18 @@ def right_without_layers(task, model):
 
 
 def show(panels, K, path):
-    """Print {title: {column: (K,)}} as tables, and draw them."""
-    hops = [f"{hop} hop" if hop == 1 else f"{hop} hops" for hop in range(1, K + 1)]
-    title = "Which layer makes which hop?"
-    below = (
-        f"Attention: asked for {K} hops, the share that a head (layer.head) gives to where each "
-        "hop ends. Dark is all of it; spread evenly it would be 0.06. Right answers: dark is all."
-    )
-    figure, axes = plot.make_grid(len(panels), 0.6 + 0.3 * K, title, below, most_per_row=1)
+    """Print {title: {column: (K,)}} as tables, and draw them: white is 0, dark is 1."""
+    hops = ["1 hop"] + [f"{hop} hops" for hop in range(2, K + 1)]
+    height = (0.9 + 0.3 * K) * len(panels)
+    figure = Figure(figsize=(9, height), layout="constrained")
+    axes = figure.subplots(len(panels), 1)
+    figure.suptitle("Which layer makes which hop?", x=0.01, ha="left", fontsize=15, weight="bold")
     for axis, (name, columns) in zip(axes, panels.items()):
         values = torch.stack(list(columns.values()), dim=1)  # (K, columns)
-        plot.heat_map(axis, values, hops, list(columns), name)
+        axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+        axis.set_title(name, loc="left")
+        axis.set_yticks(range(K), hops)
+        axis.set_xticks(range(len(columns)), columns, fontsize=8)
         rows = [["", *columns]]
         for hop, row in zip(hops, values):
             rows.append([hop, *(f"{share:.2f}" for share in row)])
@@ -119,21 +115,13 @@ def show(panels, K, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="of a Depo0 run")
-    folder = parser.parse_args().folder
-    try:
-        task, model = runs.load_model(folder)
-        panels = {}
-        for asker, by_head in attention_to_hops(task, model).items():
-            panels[f"Attention from {asker}"] = by_head
-        panels["Right answers, with attention switched off in"] = right_without_layers(task, model)
-        show(panels, task.K, folder / "hops.png")
-    except (ValueError, OSError) as error:
-        print(f"hops.py: {folder}: {error}", file=sys.stderr)
-        sys.exit(2)
+    folder = Path(sys.argv[1])
+    task, model = sample.load_model(folder)
+    panels = {}
+    for asker, by_head in attention_to_hops(task, model).items():
+        panels[f"Attention from {asker}"] = by_head
+    panels["Right answers, with attention switched off in"] = right_without_layers(task, model)
+    show(panels, task.K, folder / "hops.png")
 
 
 if __name__ == "__main__":
