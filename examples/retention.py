@@ -17,7 +17,6 @@ from canon_gpt import MIXERS, LinearMixer, canon_at, heads
 class Retention(LinearMixer):
     budget = 4  # its matrices hold 4 D^2 parameters; the MLP gets the other 8
     n_head = 4
-    has_short_conv = False  # so that train.py refuses --short-conv
 
     def __init__(self, config):
         super().__init__()
