@@ -1337,6 +1337,7 @@ class Text(Task):
         return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
 
 
+@functools.lru_cache(maxsize=1)
 def read_text(text):
     """The bytes of a file, or of the standard library: its .py files in alphabetical order."""
     if text != "python":

@@ -1938,7 +1938,7 @@ def test_a_flag_counts_before_the_preset_and_the_preset_before_the_default():
     settings, task, config = train.settings_of("--task depo --preset small --N 9 --d-model 48".split())
     assert (task.name, task.N, task.K, task.block_size) == ("depo1", 9, 4, 112)
     assert (config.d_model, config.n_layer, config.mlp) == (48, 6, "swiglu")
-    assert (settings.lr, settings.weight_decay, settings.eval_every) == (1e-3, 0.03, 2000)
+    assert (settings.lr, settings.weight_decay, settings.eval_every) == (1e-3, 0.03, 450)
     assert train.settings_of("--task copy --preset nano --steps 60".split())[0].eval_every == 20
     settings, task, _ = train.settings_of("--task capo --preset nano --exposures 3".split())
     assert settings.steps == task.steps(settings.batch_size)
