@@ -949,7 +949,8 @@ def main(argv=None, program=__file__):
         settings, task, config = settings_of(argv)
         out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
         require(begun or not settings.resume, "out", out, "has no checkpoint to --resume")
-        require(settings.resume or not begun, "out", out, "--resume it, or choose another folder")
+        reason = "has a checkpoint: --resume it, or choose another folder"
+        require(settings.resume or not begun, "out", out, reason)
         if WORLD > 1:
             if settings.device == "cuda":
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
