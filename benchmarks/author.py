@@ -46,7 +46,8 @@ from kernels import relative_error
 # forbids Canon-B in GLA, another names a variable that does not exist.
 
 PACKAGES = "transformers", "einops", "fla", "mamba_ssm", "causal_conv1d", "xlsxwriter", "importlib"
-VERSIONS = {"transformers": "4.47.1", "flash-linear-attention": "0.3.0"}  # what his files ask for
+# His files ask importlib for these versions, and end if they find others.
+VERSIONS = {"transformers": "4.47.1", "flash-linear-attention": "0.3.0"}
 
 
 class PretrainedConfig:
@@ -364,7 +365,7 @@ class HisOrder(nn.Module):
         return self.canon_b(x, state)
 
 
-# Both models now compute in float64 throughout.
+# Within, what either model calls float32 is float64.
 @patch.object(torch, "float32", torch.float64)
 @patch.object(torch.Tensor, "float", torch.Tensor.double)
 def differences(path, config):
