@@ -159,9 +159,7 @@ def with_residual(weight):
 
 
 def causal_conv_pytorch(x, weight, residual=True):
-    """`causal_conv_reference` without a tail, for any device and kernel size. T must be at least 1;
-    `causal_conv` sees to that.
-    """
+    """`causal_conv_reference` without a tail, for any device and kernel size."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     T = x.shape[1]
     w = weight[:T].to(dtype)  # weight[T] and later ones would multiply inputs before the start
@@ -175,43 +173,46 @@ def causal_conv_pytorch(x, weight, residual=True):
 # Triton runs many copies of a kernel at once. Each copy, a *program*, computes a part of y.
 #
 # A naive kernel (not kept). A program computes a tile of y: some tokens by some channels. It loads
-# the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back. Then y is the
-# sum of weight times tile. So each number of x is loaded four times. Three of the four loads find
-# it in the multiprocessor's cache, but each is an instruction, and something to wait for.
+# the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back. It adds up
+# weight times tile. So it loads each number of x four times. Three of these loads find it in a
+# cache, but each is one more instruction, and one more thing to wait for.
 #
-# The kernel below loads each row of x once. A thread keeps its channels of eight tokens, and of the
-# three tokens above, in registers. Each y is a sum of four of them:
+# The kernel below loads each row once. A thread keeps its channels of ROWS tokens in registers,
+# and those of the three tokens above. It computes each y from four of these rows:
 #
-#     row of x      t-3    t-2    t-1    t      t+1    t+2    t+3    ..
-#     y_t           w_3    w_2    w_1    w_0
-#     y_{t+1}              w_3    w_2    w_1    w_0
-#     y_{t+2}                     w_3    w_2    w_1    w_0
-#     y_{t+3}                            w_3    w_2    w_1    w_0
+#     in registers   x_{t-3}   x_{t-2}   x_{t-1}   x_t       x_{t+1}   x_{t+2}   ..
 #
-# All rows are asked for before the first one is used, so that a thread waits for memory once.
+#     y_t            w_3       w_2       w_1       w_0
+#     y_{t+1}                  w_3       w_2       w_1       w_0
+#     y_{t+2}                            w_3       w_2       w_1       w_0
 #
-# A program has four *warps*, groups of 32 threads. Each warp takes ROWS tokens, below those of the
-# warp before it, and a strip of COLS channels, four a thread. A variable of a Triton kernel is a
-# whole block of numbers. Here a block is (WARPS, COLS): the same row of each warp's tokens. The
-# rows of x are a tuple of such blocks, and Python's loops over rows and lags are unrolled when the
-# kernel is compiled. A sum of blocks of a tuple stays within a thread. The tokens of a program are
-# a *segment* of the sequence. Only the three rows above each warp's own are loaded twice.
+# It asks for all rows before it uses the first, so that it waits for memory once. On an H100 this
+# takes as long as a copy of x.
 #
-# Backward. By section 2, both gradients need dy_t and the rows of dy below: the same picture, looking
-# ahead. dx is the sum over lags of weight times row. dw is the sum over tokens of dy_{t+i} times x_t;
-# a thread keeps it in registers, while its warp takes STEPS times ROWS tokens, one group of rows
-# after the other. At the end, a program writes what its segment adds to dw, in float32, and PyTorch
-# sums over the segments. Unlike atomic additions, this gives the same bits in every run.
+# A program has WARPS warps, groups of 32 threads. Each warp takes ROWS tokens, right below those of
+# the warp before, and COLS channels, four a thread. The tokens of a program are a *segment* of the
+# sequence, its channels a *strip*. Only the three rows above a warp's own are loaded by two warps.
+#
+# A variable of a Triton kernel holds a whole block of numbers. Here a block is (WARPS, COLS): one
+# row of each warp. All of a warp's rows are a tuple of blocks. A loop over tl.static_range is
+# written out when the kernel is compiled, so each row has its own registers. Sums over blocks of a
+# tuple stay within a thread.
+#
+# Backward. By section 2, dx looks ahead: the same picture, with dy in place of x, and the three
+# rows below. dw_i is the sum over tokens of dy_{t+i} times x_t. A thread adds it up in registers
+# while its warp takes STEPS groups of ROWS tokens, one below the other. At the end, each program
+# writes what its segment adds to dw, in float32, and PyTorch sums over the segments. Unlike atomic
+# additions, this gives the same bits in every run.
 
-MAX_KERNEL = 4  # with more lags, a warp's rows would not fit in registers
+MAX_KERNEL = 4  # the paper's largest; PyTorch's form takes any
 
 if triton is not None:
     # A Triton kernel sees only those globals that are constexpr. Another GPU may be faster with
-    # other numbers; all are powers of two.
+    # other numbers. WARPS and COLS are powers of two.
     WARPS = tl.constexpr(4)  # of a program
-    ROWS = tl.constexpr(8)  # tokens that a warp has in registers at once
+    ROWS = tl.constexpr(8)  # tokens that a warp computes from registers at a time
     COLS = tl.constexpr(128)  # channels of a warp
-    STEPS = tl.constexpr(4)  # groups of ROWS tokens that a warp takes in the backward kernel
+    STEPS = tl.constexpr(4)  # times ROWS tokens, what a warp takes in the backward kernel
 
     @triton.jit
     def place(
@@ -219,15 +220,13 @@ if triton is not None:
         D: tl.constexpr,  # for each value of a constexpr, Triton compiles a kernel of its own
         TOKENS: tl.constexpr,  # of a warp
     ):
-        """Which part of x a program works on.
+        """Which part of x a program works on. Neighbouring programs take neighbouring strips of the
+        same segment, so that together they read whole rows.
 
-        Neighbouring programs take neighbouring strips of the same tokens, so that together they
-        read whole rows.
-
-        segment   its number among the segments of all sequences
-        sequence  its sequence
-        t         (WARPS, 1), each warp's first token
-        column    (1, COLS), the channels of its strip
+        segment   its number among those of all sequences
+        sequence  the one that has this segment
+        t         (WARPS, 1), the first token of each warp
+        column    (1, COLS), the channels of the strip
         """
         program = tl.program_id(0)  # 0, 1, .., a different one in each program
         strips = tl.cdiv(D, COLS)
@@ -239,9 +238,7 @@ if triton is not None:
         return segment, sequence, t, column
 
     @triton.jit
-    def load_weight(
-        w_ptr, column, D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr
-    ):
+    def load_weight(w_ptr, column, D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr):
         """w_0, w_1, .. as a tuple of blocks (WARPS, COLS) in float32, with the residual in w_0."""
         column = tl.broadcast_to(column, (WARPS, COLS))  # the same weights in each warp
         w = ()
@@ -254,18 +251,19 @@ if triton is not None:
 
     @triton.jit
     def load_rows(ptr, first, row_stride, T, column_exists, COUNT: tl.constexpr):
-        """Tokens first, first + 1, .. as a tuple of COUNT blocks (WARPS, COLS) in float32.
+        """The rows of COUNT tokens, a tuple of blocks (WARPS, COLS) in float32. What lies before
+        the start, beyond the end or beyond the last channel reads as 0.
 
-        ptr            (1, COLS), where each channel of token 0 lies
-        first          (WARPS, 1), a token for each warp; those before the start or beyond the end
-                       read as 0
-        column_exists  (1, COLS), whether there is such a channel
+        ptr            (1, COLS), the addresses of the sequence's token 0
+        first          (WARPS, 1), the first of the tokens, for each warp
+        row_stride     from a token to the next
+        column_exists  (1, COLS)
         """
         # exercise 12
         rows = ()
         for r in tl.static_range(COUNT):
             t = first + r
-            exists = (t >= 0) & (t < T) & column_exists  # (WARPS, COLS)
+            exists = (t >= 0) & (t < T) & column_exists
             row = tl.load(ptr + t.to(tl.int64) * row_stride, mask=exists, other=0.0)
             rows += (row.to(tl.float32),)
         # end of exercise
@@ -290,7 +288,7 @@ if triton is not None:
         x_ptr += sequence * batch_stride + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
         # exercise 12
-        above: tl.constexpr = KERNEL - 1  # rows above a warp's own
+        above: tl.constexpr = KERNEL - 1  # how many rows above the warp's own
         x = load_rows(x_ptr, t - above, row_stride, T, column < D, COUNT=above + ROWS)
         for r in tl.static_range(ROWS):
             y = tl.zeros((WARPS, COLS), tl.float32)
@@ -324,20 +322,20 @@ if triton is not None:
         dx_ptr += sequence * T * D + column
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
         # exercise 13
-        below: tl.constexpr = KERNEL - 1
+        below: tl.constexpr = KERNEL - 1  # how many rows below the warp's own
         dw = ()
         for i in tl.static_range(KERNEL):
             dw += (tl.zeros((WARPS, COLS), tl.float32),)
         for _ in range(STEPS):
             dy = load_rows(dy_ptr, t, D, T, column < D, COUNT=ROWS + below)
             x = load_rows(x_ptr, t, row_stride, T, column < D, COUNT=ROWS)
-            longer = ()
+            more = ()  # a tuple cannot be changed, so each step makes a new one
             for i in tl.static_range(KERNEL):
                 dw_i = dw[i]
                 for r in tl.static_range(ROWS):
                     dw_i += dy[r + i] * x[r]
-                longer += (dw_i,)
-            dw = longer  
+                more += (dw_i,)
+            dw = more
             for r in tl.static_range(ROWS):
                 dx = tl.zeros((WARPS, COLS), tl.float32)
                 for i in tl.static_range(KERNEL):
@@ -346,20 +344,20 @@ if triton is not None:
                 tl.store(dx_ptr + t.to(tl.int64) * D, dx, mask=(t < T) & (column < D))
                 t += 1
         for i in tl.static_range(KERNEL):
-            all_warps = tl.sum(dw[i], axis=0, keep_dims=True)  # (1, COLS)
-            tl.store(dw_ptr + i * D, all_warps, mask=column < D)
+            dw_i = tl.sum(dw[i], axis=0, keep_dims=True)  # over the warps: (1, COLS)
+            tl.store(dw_ptr + i * D, dw_i, mask=column < D)
         # end of exercise
 
 
 def launch(kernel, segments, residual, x, weight, *others):
-    """Run a Triton kernel on x (B, T, D), weight (kernel, D) and tensors that are contiguous.
-
-    segments  how many a sequence has: each has a program for each strip of channels
+    """Run a Triton kernel on x (B, T, D) and weight (kernel, D), with any strides, and on others,
+    which are contiguous. A sequence has so many segments.
     """
     B, T, D = x.shape
     if x.stride(2) != 1:
-        x = x.contiguous()  # channels side by side; the other strides may be any
-    programs = B * segments * triton.cdiv(D, COLS.value)
+        x = x.contiguous()  # now its channels lie side by side; its other strides may be any
+    strips = triton.cdiv(D, COLS.value)
+    programs = B * segments * strips
     with torch.cuda.device_of(x):  # Triton uses the current device, which may be another
         kernel[(programs,)](  # Triton's notation: run this many programs
             x,
@@ -411,25 +409,25 @@ def backward_op_fake(dy, x, weight, residual):
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
-def setup_context(ctx, inputs, output):
+def save_inputs(ctx, inputs, output):
     x, weight, residual = inputs
     ctx.save_for_backward(x, weight)
     ctx.residual = residual
 
 
-def backward(ctx, dy):
+def gradients(ctx, dy):
     x, weight = ctx.saved_tensors
     dx, dw = backward_op(dy, x, weight, ctx.residual)
     return dx, dw, None
 
 
-forward_op.register_autograd(backward, setup_context=setup_context)
+forward_op.register_autograd(gradients, setup_context=save_inputs)
 
 
 def causal_conv_triton(x, weight, residual=True):
     """`causal_conv_reference` without a tail, for x on a GPU, or on a CPU if TRITON_INTERPRET=1 was
-    set before the import. x must not be empty nor float64, and the kernel size is at most
-    MAX_KERNEL; `causal_conv` sees to that.
+    set before the import. x must not be float64, and the kernel size is at most MAX_KERNEL;
+    `causal_conv` sees to that.
     """
     return forward_op(x, weight, residual)
 
@@ -437,23 +435,27 @@ def causal_conv_triton(x, weight, residual=True):
 # ---- 4. What the models call -----------------------------------------------
 
 
-@torch.compiler.assume_constant_result  # torch.compile asks once, and does not look into it
 @functools.cache
-def triton_works():
-    """Whether a Triton kernel runs on this GPU. Triton needs a C compiler, for one thing."""
-    one = torch.ones(1, 1, 1, device="cuda")
+def first_launch_works(device):
+    """Whether Triton can run a kernel there. Among other things it needs a C compiler."""
+    one = torch.ones(1, 1, 1, device=device)
     try:
         forward_op(one, one[0], True)
     except Exception as error:
-        print(f"kernels.py: PyTorch's form in place of Triton's: {error!r}", file=sys.stderr)
+        print(f"kernels.py: PyTorch's form runs, as Triton fails: {error!r}", file=sys.stderr)
         return False
     return True
+
+
+@torch.compiler.assume_constant_result  # torch.compile takes the answer and looks no further
+def triton_works(device):
+    return first_launch_works(device)
 
 
 def causal_conv(x, weight, residual=True, tail=None):
     """`causal_conv_reference` in the form that is fastest on x's device.
 
-    x         (B, T, D) float, with any strides; T may be less than the kernel, and sizes may be 0
+    x         (B, T, D) float, with any strides; T is at least 1, and may be less than the kernel
     weight    (kernel, D) float; weight[i] multiplies the input i steps back
     residual  whether to add x itself
     tail      (B, kernel-1, D), the inputs just before x; None means zeros
@@ -473,11 +475,9 @@ def causal_conv(x, weight, residual=True, tail=None):
         # Longer input costs little here: whoever has a tail feeds a stream, in short pieces.
         longer = torch.cat([tail.to(x.dtype), x], dim=1)
         return causal_conv(longer, weight, residual)[:, before:]
-    if x.numel() == 0:  # the fast forms take no empty x
-        return causal_conv_reference(x, weight, residual)
     # The Triton kernels compute in float32, too coarse for float64.
     fits_triton = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
-    if triton is not None and x.is_cuda and fits_triton and triton_works():
+    if triton is not None and x.is_cuda and fits_triton and triton_works(x.device):
         return causal_conv_triton(x, weight, residual)
     return causal_conv_pytorch(x, weight, residual)
 
@@ -515,6 +515,7 @@ def largest_error(conv, x, weight, dy):
 
 
 def main():
+    """Print the table. The result is the exit status: 1 if an error is beyond its limit."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     forms = {"definition": causal_conv_reference, "PyTorch": causal_conv_pytorch}
@@ -523,21 +524,21 @@ def main():
     # This backend needs no C++ compiler.
     forms["compiled"] = torch.compile(causal_conv, backend="aot_eager")
     print(f"the largest relative error of y, dx and dw against float64, on {device}")
-    B, T, D = 2, 150, 300  # several segments and strips
-    wrong = 0
+    shape = (2, 150, 130)  # several segments and strips
+    status = 0
     for name, conv in forms.items():
         for dtype, limit in LIMITS.items():
             if dtype == torch.bfloat16 and device == "cuda" and not gpu_has_bfloat16():
                 continue
-            x, dy = torch.randn(2, B, T, D, device=device, dtype=dtype)
-            weight = torch.rand(4, D, device=device) - 0.5  # as a Canon layer's
+            x, dy = torch.randn(2, *shape, device=device, dtype=dtype)
+            weight = torch.rand(4, shape[-1], device=device) - 0.5  # as a Canon layer's
             error = largest_error(conv, x, weight, dy)
-            fits = error <= limit  # False for NaN as well
-            wrong += not fits
-            verdict = "" if fits else f"  beyond {limit:.0e}"
-            print(f"{name:24}{str(dtype):16}{error:8.1e}{verdict}")
-    sys.exit(wrong > 0)
+            verdict = "right" if error <= limit else "WRONG"  # wrong for NaN as well
+            print(f"{name:24}{str(dtype):16}{error:8.1e}  {verdict}, allowed {limit:.0e}")
+            if verdict == "WRONG":
+                status = 1
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
