@@ -1,11 +1,12 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-The file reads in the order of events: 1 data, optimizer and learning rate; 2 one step; 3 the loop;
-4 checkpoints; 5 a check before training; 6 stopping; 7 presets; 8 settings and the command line;
-9 `main`. Sections 1 to 3 are the training. A run leaves three files in out/<run>/:
+Sections 1 to 3 are the training: 1 data, optimizer and learning rate; 2 one step; 3 the loop. The
+others serve it: 4 checkpoints; 5 a check before training; 6 stopping; 7 presets; 8 settings and the
+command line; 9 `main`, where everything begins. A run leaves three files in out/<run>/:
 
     config.json     its settings, and where it ran
-    metrics.jsonl   the log, a line of JSON every 20 steps and at each evaluation
+    metrics.jsonl   the log, a line of JSON every 20 steps and at each evaluation; the last one has
+                    the final scores, and "final": true
     ckpt.pt         the last checkpoint
 
 On four GPUs:   torchrun --nproc_per_node=4 train.py --task depo --canon abcd
@@ -187,9 +188,9 @@ def compiled_and_distributed(model, settings):
     """The same model, compiled if the settings say so, and under torchrun in DDP, PyTorch's
     DistributedDataParallel, which averages the gradients of all processes."""
     if settings.compile:
-        # The models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
-        # starts all kernels of a pass at once. It keeps the pass's results where the next pass
-        # writes, so it needs one pass a step.
+        # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
+        # starts all kernels of a forward or backward pass at once. The next pass overwrites its
+        # results, so there may be only one in a step.
         one_pass = settings.device == "cuda" and WORLD == 1 and settings.grad_accum == 1
         model = torch.compile(model, mode="reduce-overhead" if one_pass else "default")
     if WORLD > 1:
@@ -229,7 +230,8 @@ def train(settings, task, config, command, stop_signals):
     torch.set_flush_denormal(True)  # takes numbers below 1e-38 for 0: they slow CPUs down
     model = CanonGPT(config).to(settings.device)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)
-    # The peak learning rate of each group. A checkpoint's optimizer has decayed rates.
+    # The peak learning rate of each group. Read it before a checkpoint is restored, as the rates in
+    # that have decayed.
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
@@ -243,15 +245,16 @@ def train(settings, task, config, command, stop_signals):
     # shapes, and each would have to be compiled.
     fast_model = compiled_and_distributed(model, settings)
 
-    done = open_folder(settings, task, model, optimizer, command)
-    step, log = done["step"], done["log"]
-    began = time.perf_counter() - done["seconds"]  # as if the run had never paused
-    scoring_seconds = done["scoring_seconds"]
+    so_far = open_folder(settings, task, model, optimizer, command)
+    first, log = so_far["step"] + 1, so_far["log"]
+    began = time.perf_counter() - so_far["seconds"]  # as if the run had never paused
+    scoring_seconds = so_far["scoring_seconds"]
+    batches = load_batches(task, settings, steps_done=so_far["step"])
 
     # ---- The loop
     shown = {}  # printed behind the bar
-    with tqdm(total=settings.steps, initial=step, mininterval=1, disable=RANK > 0) as bar:
-        for step, batch in enumerate(load_batches(task, settings, step), step + 1):
+    with tqdm(total=settings.steps, initial=first - 1, mininterval=1, disable=RANK > 0) as bar:
+        for step, batch in enumerate(batches, first):
             # 1. Set the learning rate.
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = learning_rate(step, peak, settings)
@@ -265,7 +268,9 @@ def train(settings, task, config, command, stop_signals):
             #    every step must do goes above this.
             score_now = step % settings.eval_every == 0 or step == settings.steps
             log_now = score_now or step % LOG_EVERY == 0
-            if not log_now and not (stop_signals and WORLD == 1):  # several processes stop together
+            # Several processes have to stop together, so they wait for a step that logs.
+            stop_alone = WORLD == 1 and len(stop_signals) > 0
+            if not (log_now or stop_alone):
                 continue
 
             # 4. End the run if it has diverged, before anything is saved.
@@ -296,13 +301,13 @@ def train(settings, task, config, command, stop_signals):
 
             # 6. Save a checkpoint after each evaluation, and before stopping.
             if score_now or stop_now:
-                done = {
+                so_far = {
                     "step": step,
                     "log": log,
                     "seconds": time.perf_counter() - began,
                     "scoring_seconds": scoring_seconds,
                 }
-                save(settings, task, model, optimizer, done)
+                save(settings, task, model, optimizer, so_far)
             if stop_now and step < settings.steps:
                 bar.close()
                 number = stop_signals[0] if stop_signals else signal.SIGTERM
@@ -310,12 +315,13 @@ def train(settings, task, config, command, stop_signals):
                 end(f"stopped after step {step}; {how}", status=128 + number)
 
     # ---- After the loop: what the run cost, and one instance with the model's answers
+    seconds, scoring_seconds = so_far["seconds"], so_far["scoring_seconds"]
     final = {
-        "step": step,
+        "step": settings.steps,
         "eval": log[-1]["eval"],
-        "seconds": round(done["seconds"], 1),
-        "scoring_seconds": round(done["scoring_seconds"], 1),
-        "tokens_per_s": round(log[-1]["tokens"] / (done["seconds"] - done["scoring_seconds"])),
+        "seconds": round(seconds, 1),
+        "scoring_seconds": round(scoring_seconds, 1),
+        "tokens_per_s": round(log[-1]["tokens"] / (seconds - scoring_seconds)),
     }
     if settings.device == "cuda":
         final["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
@@ -329,11 +335,12 @@ def train(settings, task, config, command, stop_signals):
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)`. Update it after
 #   `train_step`,
 #
-#       with torch.no_grad():  # otherwise the graphs of all steps stay in memory
+#       with torch.no_grad():
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 1 - keep)
 #
-#   and pass it to `evaluate` and `print_results`; `save` and `open_folder` treat it like `model`.
+#   and pass it to `evaluate` and `print_results`. `save` writes it as it writes the model, and
+#   `restore` reads it.
 
 
 def scores_in_words(task, scores):
@@ -367,9 +374,7 @@ def recipe_of(settings, task, config):
         "task": task.settings,
         "model": dataclasses.asdict(config),
         "training": {name: getattr(settings, name) for name in TRAINING},
-        "seed": settings.seed,
-        "dtype": settings.dtype,
-        "eval_size": settings.eval_size,  # instances scored in an evaluation
+        **{name: getattr(settings, name) for name in RUN_IN_RECIPE},
     }
     return json.loads(json.dumps(recipe))  # in JSON, tuples are lists
 
@@ -377,21 +382,22 @@ def recipe_of(settings, task, config):
 def flat(recipe):
     """A recipe as one dict of settings. A setting that it lacks has its default."""
     task = {"task" if name == "name" else name: value for name, value in recipe["task"].items()}
-    others = {name: recipe[name] for name in ("seed", "dtype", "eval_size")}
+    others = {name: recipe[name] for name in RUN_IN_RECIPE}
     settings = DEFAULTS | recipe["model"] | recipe["training"] | task | others
     del settings["vocab_size"]  # follows from the task
     return settings
 
 
 def open_folder(settings, task, model, optimizer, command):
-    """Make the run's folder, or with --resume restore the checkpoint in it. Returns what is done."""
+    """Make the run's folder, or with --resume restore the checkpoint in it. Returns how far the run
+    is: its step, log, seconds and seconds of scoring."""
     out, path = settings.out, settings.out / "ckpt.pt"
     recipe = recipe_of(settings, task, model.config)
     if settings.resume:
-        done = restore(path, recipe, model, optimizer)
-        write_log(out, done["log"], mode="w")  # without the lines after the checkpoint
+        so_far = restore(path, recipe, model, optimizer)
+        write_log(out, so_far["log"], mode="w")  # without the lines after the checkpoint
     else:
-        done = {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
+        so_far = {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
     if RANK == 0:
         about = about_run(settings, task, model, command) | recipe
         if not settings.resume:
@@ -399,17 +405,17 @@ def open_folder(settings, task, model, optimizer, command):
             (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
             write_log(out, [], mode="w")
         announce(settings, model.config, about)
-    return done
+    return so_far
 
 
-def save(settings, task, model, optimizer, done):
+def save(settings, task, model, optimizer, so_far):
     if RANK > 0:
         return
     checkpoint = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "recipe": recipe_of(settings, task, model.config),
-        **done,
+        **so_far,
     }
     fresh = settings.out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
@@ -417,8 +423,8 @@ def save(settings, task, model, optimizer, done):
 
 
 def restore(path, recipe, model, optimizer):
-    """Set model and optimizer back to a checkpoint. Returns what was done by then: `done` of
-    `save`. Raises Refused if the checkpoint is damaged, or was begun with other settings."""
+    """Set model and optimizer back to a checkpoint. Returns how far the run was then. Raises
+    Refused if the checkpoint is damaged, or was begun with other settings."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
         begun, now = flat(saved["recipe"]), flat(recipe)
@@ -483,7 +489,8 @@ def announce(settings, config, about):
     print(f"  {settings.task}: {', '.join(task)}")
     print(f"  {layers}, {config.d_model} dims, positions {config.pos}, {canon}, MLP {config.mlp}")
     print(f"  {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
-    print(f"  {settings.steps:,} steps of {settings.batch_size} windows, learning rate {settings.lr}")
+    rate = f"learning rate {settings.lr} after {settings.warmup:,} steps of warm-up"
+    print(f"  {settings.steps:,} steps of {settings.batch_size} windows, {rate}")
     compiled = "compiled: the first step takes a minute or two" if settings.compile else "eager"
     print(f"  {about['device']}, {settings.dtype}, {compiled}", flush=True)
 
@@ -510,7 +517,7 @@ def check_causal(model, autocast):
     cut = max(1, 2 * length // 3)
     tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
     changed = tokens.clone()
-    changed[:, cut:] = changed[:, cut:].flip(1)
+    changed[:, cut:] = (changed[:, cut:] + 1) % config.vocab_size
     parts = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
     with autocast:
@@ -612,9 +619,11 @@ PRESETS = {
     },
     "small": {
         "copy": dict(L1D16, N=200, block_size=401, steps=3000, batch_size=32, lr=1e-2),
-        "depo0": dict(L6D384, N=40, K=4, V=80, block_size=320,
-                      steps=20_000, batch_size=128, lr=1e-3),
-        "depo1": dict(L6D384, N=10, K=4, block_size=112, steps=40_000, batch_size=256, lr=1e-3),
+        # What one H100 showed (results/README.md): on Depo1, NoPE + Canon has four hops after 6,000
+        # steps; on Depo0, models with Canon have one after 750 steps, and no second one by 7,100.
+        "depo0": dict(L6D384, N=20, K=8, V=40, block_size=104,
+                      steps=20_000, batch_size=192, lr=1e-3),
+        "depo1": dict(L6D384, N=10, K=4, block_size=112, steps=9000, batch_size=192, lr=1e-3),
         "depo2": dict(L6D384, N=25, K=4, block_size=512, steps=20_000, batch_size=128, lr=1e-3),
         "brevo1": dict(L6D384, N=40, block_size=384, steps=20_000, batch_size=128, lr=1e-3),
         "brevo2": dict(L6D384, N=20, block_size=647, steps=20_000, batch_size=128, lr=1e-3),
@@ -669,7 +678,7 @@ TRAINING = {
     "schedule": "cosine",  # how it falls from there: an entry of SCHEDULES
     "optimizer": "adamw",  # an entry of OPTIMIZERS
     "weight_decay": 0.03,  # of the matrices of Linear and Embedding layers
-    "betas": (0.9, 0.98),
+    "betas": [0.9, 0.98],
     "eps": 1e-6,
     "clip": 1.0,  # the maximum gradient norm; 0: no clipping
 }
@@ -688,6 +697,7 @@ RUN = {
     "eval_every": None,  # a 20th of the run
     "grad_accum": 1,
 }
+RUN_IN_RECIPE = ("seed", "dtype", "eval_size")  # those that change the result
 DEFAULTS = MODEL | TRAINING | RUN
 LIMITS = {
     "steps": (1, 10**8),
@@ -706,7 +716,8 @@ LIMITS = {
 
 
 def make_parser():
-    """All options. A new one is a line here and its default above; or it is the task's."""
+    """All options. A new one is a line here, and its default in TRAINING if it changes the result,
+    else in RUN. (Those of models and tasks have their defaults there.)"""
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. What you leave out is as the preset sets it "
@@ -878,15 +889,16 @@ def devices():
 
 def run_name(settings, config, typed):
     """Task, preset, mixer, positions and Canon points; the typed flags that change the result; the
-    seed. So the same command finds its folder again, also with --resume or on another device."""
+    seed. So the same command finds its folder again, also with --resume or other --workers."""
     words = [settings["task"], settings["preset"]]
     if config.mixer != "attention":
         words.append(config.mixer.replace(",", "-"))
     if config.has_attention:
         words.append(config.pos)
     words.append(config.canon or "bare")
+    named_anyway = ("mixer", "pos", "canon", "seed")
     for name, value in typed.items():
-        if name in ("mixer", "pos", "canon") or name in RUN and name != "dtype":
+        if name in named_anyway or (name in RUN and name not in RUN_IN_RECIPE):
             continue
         option = name.replace("_", "-")
         if value is True or value is False:
@@ -904,7 +916,7 @@ WORTH_COMPILING = 4e8
 
 
 def decide_compile(settings, config):
-    """Whether to compile. Only settings decide, so that a resumed run computes as before."""
+    """Whether to compile. Where the settings leave it open, the length of the run decides."""
     wanted = settings.compile
     if wanted is None:
         tokens = settings.steps * settings.batch_size * config.block_size
@@ -930,12 +942,15 @@ def decide_compile(settings, config):
 def main(argv=None, program=__file__):
     """program: the script that config.json names, if one of your own calls this."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    command = shlex.join(["python", os.path.relpath(program), *argv])
+    path = Path(program).resolve()
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name
+    command = shlex.join(["python", str(path), *argv])
     try:
         settings, task, config = settings_of(argv)
         out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
         require(begun or not settings.resume, "out", out, "has no checkpoint to --resume")
-        require(settings.resume or not begun, "out", out, "is begun; --resume it, or choose another")
+        reason = "has a checkpoint: --resume it, or choose another folder"
+        require(settings.resume or not begun, "out", out, reason)
         if WORLD > 1:
             if settings.device == "cuda":
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine

@@ -15,7 +15,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # for canon_gpt and its neighbours
 
-PACKAGES = ("torch", "triton", "numpy", "causal-conv1d", "flash-linear-attention", "transformers")
+PACKAGES = ("torch", "triton", "numpy", "causal-conv1d", "flash-linear-attention")
 
 
 class Benchmark:
@@ -28,11 +28,10 @@ class Benchmark:
     def __init__(self, script, doc, argv, device=None):
         parser = argparse.ArgumentParser(description=doc.splitlines()[0])
         parser.add_argument("--toy", action="store_true", help="tiny shapes, to try the script")
-        default = "beside the script, named by the device; with --toy, nowhere"
-        parser.add_argument("--out", type=Path, metavar="FILE", help=f"for the rows ({default})")
-        args = parser.parse_args(argv)
-        self.toy = args.toy
-        self.header, self.left_out = None, set()
+        parser.add_argument("--out", type=Path, metavar="FILE", help="for the rows")
+        options = parser.parse_args(argv)
+        self.toy, self.out = options.toy, options.out
+        self.header = None
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(0)
         torch.set_num_threads(1)
@@ -45,8 +44,7 @@ class Benchmark:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 about[package] = importlib.metadata.version(package)
         print(", ".join(f"{name} {value}" for name, value in about.items()))
-        self.out = args.out
-        if not self.toy and self.out is None:
+        if self.out is None and not self.toy:
             name = re.sub(r"\W+", "_", machine).lower()
             self.out = HERE / f"{Path(script).stem}_{name}.jsonl"
         if self.out:
@@ -56,21 +54,19 @@ class Benchmark:
         if self.out:
             with self.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        if self.header != [*row]:
-            self.header = [*row]
+        if self.header != list(row):
+            self.header = list(row)
             print("\n" + "".join(map(cell, row, row)))
         print("".join(map(cell, row, row.values())), flush=True)
 
-    @contextlib.contextmanager
-    def optional(self, name):
-        """What fails inside, such as importing a package that is not installed, costs one line."""
-        try:
-            yield
-        except Exception as error:
-            line = f"{name}: left out, {error!r:.100}"
-            if line not in self.left_out:
-                print(line, flush=True)
-            self.left_out.add(line)
+
+@contextlib.contextmanager
+def optional(name):
+    """What fails inside, such as importing a package that is not installed, costs one line."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{name}: left out, {error!r:.100}", flush=True)
 
 
 def cell(name, value):
@@ -81,7 +77,7 @@ def cell(name, value):
         value = "-"
     if isinstance(value, float):
         value = f"{value:.3g}" if value < 100 else f"{value:,.0f}"
-    return f"{value:<24}" if name == "what" else f"{value:>{max(9, len(name) + 2)}}"
+    return f"{value:<24}" if name == "what" else f" {value:>{max(9, len(name))}}"
 
 
 def times_in_turn(functions, device, rounds):
@@ -107,8 +103,9 @@ def milliseconds(f, device):
         f()
         return (time.process_time() - begin) * 1e3
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    large = torch.empty(2**28, dtype=torch.uint8, device="cuda")  # more than the caches hold
     torch.cuda._sleep(2_000_000)  # cycles
-    torch.empty(2**28, dtype=torch.uint8, device="cuda").zero_()  # more than the caches hold
+    large.max()  # reading evicts the rest; what was written would go to memory while f runs
     begin.record()
     f()
     end.record()

@@ -1,27 +1,29 @@
 """The causal convolution, every implementation:   python benchmarks/convolution.py
 
-Milliseconds forward and backward, GB/s, and the share of what a plain copy reaches. Forward must
-read x and write y; backward must read x and dy and write dx. `error` is that of y and dx together,
-against the definition in float32. The shapes are those of Canon-A and C, B and D in the paper's
-12-layer model (on a CPU: in Depo's nano model). The residual is folded into the weights, which is
-free, for packages that lack one.
+Milliseconds forward and backward, and the rate as a share of what a plain copy reaches. Forward
+must read x and write y; backward must read x and dy and write dx. `error` is that of y
+and dx together, against the definition in float32. The shapes are those of Canon-A and C, B and D
+in the paper's 12-layer model (on a CPU: in Depo's nano model). The residual is folded into the
+weights, which is free, for packages that lack one.
+
+On a GPU, backward of causal_conv ends with PyTorch's sum over the parts of dw. `sum_ms` is the time
+of this sum alone, by PyTorch's profiler. `bwd_ms` includes it.
 """
 
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from common import Benchmark, times_in_turn
+from common import Benchmark, optional, times_in_turn
+from torch.profiler import ProfilerActivity, profile
 
-from kernels import (
-    causal_conv_pytorch, causal_conv_reference, causal_conv_triton, gpu_has_bfloat16,
-    relative_error, value_and_gradients, with_residual,
-)  # fmt: skip
+from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 
 
 def channels_first(weight):
-    """(kernel, D) -> (D, kernel), the current token's weight last, as others want it."""
-    return with_residual(weight).t().flip(1).contiguous()
+    """(kernel, D) -> (D, kernel), the current token's weight last, with the residual in it."""
+    weight = torch.cat([weight[:1] + 1, weight[1:]])
+    return weight.T.flip(1).contiguous()
 
 
 def conv1d(x, weight):
@@ -42,17 +44,22 @@ def fla_package(x, weight):
     return y[0] if isinstance(y, tuple) else y
 
 
-def implementations(device, toy):
-    """{name: (function of x and weight, layout of the weight)}"""
-    found = {"Triton": (causal_conv_triton, torch.clone)} if device == "cuda" else {}
-    found["PyTorch"] = causal_conv_pytorch, torch.clone
-    found["definition"] = causal_conv_reference, torch.clone
-    found["nn.Conv1d"] = conv1d, channels_first
-    if not toy:
-        found["torch.compile"] = torch.compile(causal_conv_pytorch, dynamic=False), torch.clone
-    found["causal-conv1d"] = causal_conv1d_package, channels_first
-    found["flash-linear-attention"] = fla_package, channels_first
-    return found
+IMPLEMENTATIONS = {  # {name: (function of x and weight, layout of the weight)}
+    "causal_conv": (causal_conv, torch.clone),  # what models call: on a GPU, Triton's kernels
+    "definition": (causal_conv_reference, torch.clone),
+    "torch.compile": (torch.compile(causal_conv_reference, dynamic=False), torch.clone),
+    "nn.Conv1d": (conv1d, channels_first),
+    "causal-conv1d": (causal_conv1d_package, channels_first),
+    "flash-linear-attention": (fla_package, channels_first),
+}
+
+
+def sum_milliseconds(backward):
+    """The GPU's time in PyTorch's sums during one backward pass."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        backward()
+    sums = [kernel for kernel in profiler.key_averages() if "reduce_kernel" in kernel.key]
+    return sum(kernel.self_device_time_total for kernel in sums) / 1e3  # from microseconds
 
 
 def main(argv=None):
@@ -60,38 +67,38 @@ def main(argv=None):
     device, dtype = bench.device, torch.float32
     rounds = 3 if bench.toy else 100
     shapes = [(2, 9, 32)] if bench.toy else [(32, 52, D) for D in (64, 192, 336)]
-    if device == "cuda" and not bench.toy:
-        dtype = torch.bfloat16 if gpu_has_bfloat16() else torch.float16
+    if device == "cuda":
+        dtype = torch.bfloat16
         shapes = [(16, 2048, D) for D in (768, 2304, 4096)]
     for B, T, D in shapes:
         x, dy = torch.randn(2, B, T, D, device=device, dtype=dtype)
         w = torch.rand(4, D, device=device) - 0.5
         exact_y, exact_dx, _ = value_and_gradients(causal_conv_reference, x.float(), w, dy)
+        exact = torch.stack([exact_y, exact_dx])
         forward = {"copy": partial(torch.empty_like(x).copy_, x)}
         backward, errors = {}, {}
         x = x.clone().requires_grad_()
-        for name, (conv, layout) in implementations(device, bench.toy).items():
-            with bench.optional(name):
+        for name, (conv, layout) in IMPLEMENTATIONS.items():
+            if bench.toy and name == "torch.compile":
+                continue
+            with optional(name):
                 weight = layout(w).requires_grad_()
                 y = conv(x, weight)
                 gradients = partial(torch.autograd.grad, y, (x, weight), dy, retain_graph=True)
                 dx, _ = gradients()
                 forward[name], backward[name] = partial(conv, x, weight), gradients
-                both = torch.stack([y.detach(), dx]), torch.stack([exact_y, exact_dx])
-                errors[name] = relative_error(*both)
+                errors[name] = relative_error(torch.stack([y.detach(), dx]), exact)
         forward_ms = times_in_turn(forward, device, rounds)
         backward_ms = times_in_turn(backward, device, rounds)
-        tensor = x.numel() * x.element_size() / 1e6  # megabytes; MB/ms is GB/s
-        copy_rate = 2 * tensor / forward_ms["copy"][1]
+        copy_rate = 2 / forward_ms["copy"][1]  # tensors a millisecond
         for name, error in errors.items():
-            rates = 2 * tensor / forward_ms[name][1], 3 * tensor / backward_ms[name][1]
-            bench.add(
-                what=name, B=B, T=T, D=D, dtype=str(dtype)[6:], error=error,
-                fwd_ms=forward_ms[name], fwd_gb_per_s=rates[0],
-                fwd_share=rates[0] / copy_rate,
-                bwd_ms=backward_ms[name], bwd_gb_per_s=rates[1],
-                bwd_share=rates[1] / copy_rate,
-            )  # fmt: skip
+            row = dict(what=name, B=B, T=T, D=D, dtype=str(dtype)[6:], error=error)
+            row["fwd_ms"], row["bwd_ms"] = forward_ms[name], backward_ms[name]
+            row["fwd_share"] = 2 / forward_ms[name][1] / copy_rate
+            row["bwd_share"] = 3 / backward_ms[name][1] / copy_rate
+            if device == "cuda":
+                row["sum_ms"] = sum_milliseconds(backward[name])
+            bench.add(**row)
 
 
 if __name__ == "__main__":

@@ -1,58 +1,38 @@
-"""How fast each task makes training data:   python benchmarks/generators.py [--peer PATH]
+"""How fast each task makes training data:   python benchmarks/generators.py
 
 Tokens per second that one process makes, in whole batches, of every preset and task. On CUDA,
-training has four such processes. PATH is a clone of the paper's code, as for author.py: then its
-generators draw as many tokens, in turn with ours, and `times_peer` says how many times as fast
-ours are. His tokens stay lists of documents; ours are arrays of windows, ready for training.
+training has four such processes.
 """
 
-import argparse
 import itertools
-from pathlib import Path
 
 from common import Benchmark, times_in_turn
 
-from tasks import make_task
-from train import PRESETS, preset_parts
+from train import PRESETS, settings_of
 
 ROUNDS = {"nano": 100, "small": 7, "paper": 5}
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--peer", type=Path)
-    options, others = parser.parse_known_args(argv)
-    bench = Benchmark(__file__, __doc__, others, device="cpu")
-    rounds = {"nano": 3} if bench.toy else ROUNDS
-    for preset in rounds:
+    bench = Benchmark(__file__, __doc__, argv, device="cpu")
+    for preset, rounds in {"nano": 3}.items() if bench.toy else ROUNDS.items():
         for name in PRESETS[preset]:
-            bench.add(**measured(preset, name, options.peer, rounds[preset]))
+            if name != "other":  # stands for tasks of one's own
+                bench.add(**measured(preset, name, rounds))
 
 
-def measured(preset, name, peer, rounds):
+def measured(preset, name, rounds):
     """A row of the table."""
-    parts = preset_parts(preset, name)
-    task, batch_size = make_task(**parts["task"]), parts["training"]["batch_size"]
-    tokens = batch_size * (task.block_size + 1)
+    settings, task, _ = settings_of(["--task", name, "--preset", preset])
     steps = itertools.count()
 
-    def ours():
-        task.batch(0, next(steps), batch_size)
+    def draw():
+        task.batch(0, next(steps), settings.batch_size)
 
-    functions = {"ours": ours}
-    if peer is not None:
-        from author import peer_batches
-
-        functions |= peer_batches(peer, {"peer": (task, tokens)})
-    times = times_in_turn(functions, "cpu", rounds)
-    ms = times["ours"]
+    tokens = settings.batch_size * (task.block_size + 1)
+    ms = times_in_turn({"draw": draw}, "cpu", rounds)["draw"]
     row = dict(what=name, preset=preset, tokens=tokens, batch_ms=ms)
-    row["tokens_per_s"] = tokens / ms[1] * 1e3
-    if peer is not None:
-        row |= dict(peer_ms=times.get("peer"), times_peer=None)
-        if "peer" in times:  # he has no Copy and no text, and his Capo is English
-            row["times_peer"] = times["peer"][1] / ms[1]
-    return row
+    return row | dict(tokens_per_s=tokens / ms[1] * 1e3)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ GPU gets 32,768 tokens in all, in bfloat16.
 
 import torch
 import torch.nn.functional as F
-from common import Benchmark, times_in_turn
+from common import Benchmark, optional, times_in_turn
 
 from canon_gpt import LinearMixer, linear_recurrence
 from kernels import relative_error
@@ -71,24 +71,15 @@ def measure(bench, name, how, f, arguments, exact=None):
     def both():
         torch.autograd.grad(forward().float().sum(), arguments)
 
-    error = gigabytes = None
+    error = None
     if exact is not None:
         start = forward().detach()[:, : exact.shape[1]]
-        assert start.shape == exact.shape
         error = relative_error(start.float(), exact)
-    if device == "cuda":
-        both()  # compile
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        both()
-        gigabytes = (torch.cuda.max_memory_allocated() - before) / 1e9
     rounds = 3 if bench.toy or f is loop else 10
     ms = times_in_turn({"forward": forward, "both": both}, device, rounds)
     B, T = arguments[2].shape[:2]
-    bench.add(
-        what=f"{name}, {how}", B=B, T=T, forward_ms=ms["forward"], both_ms=ms["both"],
-        tokens_per_s=B * T / ms["both"][1] * 1e3, gigabytes=gigabytes, error=error,
-    )  # fmt: skip
+    row = dict(what=f"{name}, {how}", B=B, T=T, forward_ms=ms["forward"], both_ms=ms["both"])
+    bench.add(**row, tokens_per_s=B * T / ms["both"][1] * 1e3, error=error)
 
 
 def main(argv=None):
@@ -107,10 +98,10 @@ def main(argv=None):
             start = [u[:, :LOOP] for u in arguments]
             exact = loop(*(u.float() for u in start))
             measure(bench, name, "chunks", chunked, arguments, exact)
-            with bench.optional("flash-linear-attention"):
+            with optional("flash-linear-attention"):
                 measure(bench, name, "fla", fla_package(name), arguments, exact)
             if bench.device == "cuda" and not bench.toy:
-                with bench.optional(f"{name}, chunks, compiled"):
+                with optional(f"{name}, chunks, compiled"):
                     compiled = torch.compile(chunked, dynamic=False)
                     measure(bench, name, "chunks, compiled", compiled, arguments, exact)
             if T == min(lengths):

@@ -15,13 +15,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import plot
 from tasks import score_text
 
 # ---- 1. Scores made of other scores ----------------------------------------
 
 MAIN_SCORES = {  # what picks a learning rate, and stands for the task beside others
     "copy": "sequences",
-    "depo0": "answers",  # the mean over the scored k, which are numbers of hops
+    "depo0": "answers",  # the mean over the scored numbers of hops
     "depo1": "answers",
     "depo2": "answers",
     "brevo1": "all",
@@ -38,22 +39,21 @@ MASTERED = 0.9  # a hop counts as mastered from this share of right answers on
 def add_scores(run):
     """Add to the run scores that are made of others:
 
-    depo0: answers   each task's main score, under a name that no other task has
+    main             the task's main score
+    depo0: answers   the same, under a name that no other task has
     hops mastered    Depo: the largest k up to which each scored k is mastered
     steps to k=1     Depo: the first evaluated step at which k=1 is mastered, inf if there is none
-
-    and "main", the name of its main score.
     """
     task, units = run["task"]["name"], run["units"]
     is_depo = task.startswith("depo")
-    run["main"] = f"{task}: {MAIN_SCORES[task]}"
-    units[run["main"]] = units.get(MAIN_SCORES[task], "share")
+    long_name = f"{task}: {MAIN_SCORES[task]}"
+    units["main"] = units[long_name] = units.get(MAIN_SCORES[task], "share")
     if is_depo:
         units |= {"hops mastered": "hops", "steps to k=1": "steps"}
     first = math.inf
     for evaluation in run["evals"]:
         scores = evaluation["eval"]
-        scores[run["main"]] = main_score(task, scores)
+        scores["main"] = scores[long_name] = main_score(task, scores)
         if is_depo:
             if scores["k=1"] >= MASTERED:
                 first = min(first, evaluation["step"])
@@ -80,24 +80,12 @@ def hops_mastered(scores):
     return mastered
 
 
-def last_scores(runs, score):
-    """Each run's last value. "main" stands for the task's main score."""
-    found = []
-    for run in runs:
-        name = run["main"] if score == "main" else score
-        last = run["evals"][-1]["eval"]
-        if name in last:
-            found.append(last[name])
-    return found
-
-
 # ---- 2. Relations ----------------------------------------------------------
 #
 # A relation says of models' scores, one a seed, whether it holds: True, False, or None if seeds
 # disagree. Its docstring is what claims.md prints, with the models in place of {0}, {1} ..
 
-MARGIN = 0.05  # so much above a guess is still chance, and so much worse is still close: five
-# points of a share, 0.05 bits
+MARGIN = 0.05  # so much above a guess is still chance, and so much worse is still close
 CEILING = 0.98  # from this share on, models cannot be told apart
 
 
@@ -198,10 +186,10 @@ class Claim:
         return self.paper if isinstance(self.paper, str) else self.paper.get(task, "")
 
     def models(self):
-        found = {}  # a dict, as a set would lose the order
+        found = []
         for _, *arguments in self.parts:
-            found.update({argument: None for argument in arguments if isinstance(argument, str)})
-        return list(found)
+            found += [each for each in arguments if isinstance(each, str) and each not in found]
+        return found
 
     def rule(self):
         """The rule in words."""
@@ -241,10 +229,10 @@ def verdict_before_comparing(compared):
 
 def seeds_of(runs, score):
     """The Seeds of a model, from its runs on one task."""
-    values = last_scores(runs, score)
+    values = plot.last_scores(runs, score)
     if not values:
         return Seeds([])
-    unit = unit_of(runs, score)
+    unit = runs[0]["units"][score]
     if unit in LESS_IS_BETTER:
         return Seeds([-value for value in values])
     if unit == "share":
@@ -254,23 +242,16 @@ def seeds_of(runs, score):
     return Seeds(values)
 
 
-def unit_of(runs, score):
-    return runs[0]["units"][runs[0]["main"] if score == "main" else score]
-
-
-def seeds_in_print(claim, groups):
+def seeds_in_print(claim, task, groups):
     """Each seed of each model: "sequences: `one layer` 0%, 0%; `two layers` 100%, 100%"."""
     texts = []
     for model in claim.models():
-        runs = groups.get(model, [])
-        shown = []
-        for value in last_scores(runs, claim.score):
-            unit = unit_of(runs, claim.score)
+        runs, shown = groups.get(model, []), []
+        for value in plot.last_scores(runs, claim.score):
+            unit = runs[0]["units"][claim.score]
             shown.append(f"{value:,.0f}" if unit == "steps" else score_text(value, unit))
         texts.append(f"`{model}` {', '.join(shown)}")
-    score = claim.score
-    if score == "main":
-        score = MAIN_SCORES[runs[0]["task"]["name"]]
+    score = MAIN_SCORES[task] if claim.score == "main" else claim.score
     return f"{score}: {'; '.join(texts)}"
 
 

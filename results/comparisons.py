@@ -38,6 +38,10 @@ class Comparison:
     names: dict = field(default_factory=dict)  # {model: its name in the figure}; none: as in models
     at_nano: dict = field(default_factory=dict)  # {task: flags} where nano's recipe is not used
 
+    def own_recipe(self, task, preset):
+        """The flags that make its recipe another than the preset's."""
+        return self.at_nano.get(task, "") if preset == "nano" else ""
+
 
 # ---- 1. What several comparisons share -------------------------------------
 
@@ -112,7 +116,7 @@ def dots(groups, scores, title, headings):
         colour = ORANGE if runs[0]["model"]["canon"] else GREY
         for hops, count in Counter(plot.last_scores(runs, "hops mastered")).items():
             x, y = centred_lines(count)
-            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=12)
+            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=10)
     return figure
 
 
@@ -284,7 +288,7 @@ COMPARISONS = {
         },
         title="On Python source code, twice the training does not make up for Canon",
         figure=plot.curves,
-        scores={"bits per byte": "bits per byte of text it has not seen (fewer are better)"},
+        scores={"bits per byte": "bits per byte of text it has not seen"},
         names=IN_PLAIN_WORDS | {"RoPE, twice the steps": "rotary, twice the steps"},
     ),
 }

@@ -59,9 +59,7 @@ TRAIN = os.path.relpath(train.__file__)
 def arguments_for(comparison, task, model, preset, flags):
     """train.py's arguments for a model on a task. flags: further ones, for all models alike."""
     arguments = ["--task", task, "--preset", preset]
-    if preset == "nano":
-        arguments += comparison.at_nano.get(task, "").split()
-    arguments += flags
+    arguments += comparison.own_recipe(task, preset).split() + flags
     own = comparison.models[model].split()
     if TWICE in own:
         usual, _, _ = train.settings_of(arguments)
@@ -101,7 +99,7 @@ def run_key(recipe):
 @functools.cache
 def recipe_of(*arguments):
     """The recipe that train.py's arguments make."""
-    return train.recipe_of(*train.settings_of(arguments))
+    return train.recipe_of(*train.settings_of(list(arguments)))
 
 
 def missing_runs(wanted, runs):
@@ -122,25 +120,24 @@ def missing_runs(wanted, runs):
 
 
 def finished_runs():
-    """The finished runs in results/ and, behind them, those in out/, with the scores that claims.py
-    makes."""
+    """The finished runs in results/ and out/, seeds in order, with the scores that claims.py makes.
+    A run in out/ replaces one in results/ with the same key."""
     packed = sorted(HERE.glob("*/runs.json"))
     own = sorted(path.parent for path in Path("out").glob("*/config.json"))
-    found = []
+    found = {}
     for run in plot.read_runs(packed + own):
         if run["seconds"] is not None and run["task"]["name"] in MAIN_SCORES:
             add_scores(run)
-            found.append(run)
-    return found
+            found[run_key(run)] = run
+    return sorted(found.values(), key=lambda run: run["seed"])
 
 
 def by_model(runs):
-    """{model_key: {learning rate: {seed: run}}}, seeds in order. Of two runs with one seed the
-    later counts."""
+    """{model_key: {learning rate: its runs}}"""
     found = {}
-    for run in sorted(runs, key=lambda run: run["seed"]):
+    for run in runs:
         rates = found.setdefault(model_key(run), {})
-        rates.setdefault(run["training"]["lr"], {})[run["seed"]] = run
+        rates.setdefault(run["training"]["lr"], []).append(run)
     return found
 
 
@@ -148,10 +145,9 @@ def rates_tried(comparison, task, preset, flags, found):
     """{model: {learning rate: its runs}} of the models that have runs. found: see by_model."""
     tried = {}
     for model in comparison.models:
-        arguments = arguments_for(comparison, task, model, preset, flags)
-        key = model_key(recipe_of(*arguments))
-        for rate, seeds in sorted(found.get(key, {}).items()):
-            tried.setdefault(model, {})[rate] = list(seeds.values())
+        key = model_key(recipe_of(*arguments_for(comparison, task, model, preset, flags)))
+        if key in found:
+            tried[model] = found[key]
     return tried
 
 
@@ -164,11 +160,10 @@ def best_rate(rates):
 
     def how_good(rate):
         runs = rates[rate]
-        main = runs[0]["main"]
-        sign = -1 if runs[0]["units"][main] in LESS_IS_BETTER else 1
+        sign = -1 if runs[0]["units"]["main"] in LESS_IS_BETTER else 1
         ends, course = [], []
         for run in runs:
-            values = [sign * evaluation["eval"][main] for evaluation in run["evals"]]
+            values = [sign * evaluation["eval"]["main"] for evaluation in run["evals"]]
             ends.append(values[-1])
             course += values
         return min(len(runs), SEEDS), statistics.mean(ends), statistics.mean(course), rate
@@ -187,13 +182,14 @@ def at_best_rates(tried):
 def train_all(missing):
     """Train these runs. Returns whether all have ended well."""
     # Ctrl-C reaches train.py, too. It saves and ends; this program waits for it.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
     failed = 0
     for arguments in missing:
         status = subprocess.run([sys.executable, train.__file__, *arguments]).returncode
         if status < 0 or status > 128:  # it was told to stop
-            sys.exit(status)
+            sys.exit(130)
         failed += status != 0
+    signal.signal(signal.SIGINT, before)
     return failed == 0
 
 
@@ -201,17 +197,18 @@ def train_all(missing):
 
 
 def show(name, preset, flags, found, path):
-    """Draw a comparison's figure, and print its scores and verdicts."""
+    """Draw a comparison's figure, and print its scores and verdicts. found: see by_model."""
     comparison = COMPARISONS[name]
-    groups, by_rate, verdicts = {}, {}, []
+    groups = {}  # {model: its runs at its best rate, on all tasks}
+    by_rate = {}
+    verdicts = []
     for task in comparison.tasks:
         tried = rates_tried(comparison, task, preset, flags, found)
-        for model, rates in tried.items():
-            for rate, runs in rates.items():
-                by_rate[f"{model}, {task} at {rate}"] = runs
         best = at_best_rates(tried)
-        for model, runs in best.items():
-            groups.setdefault(model, []).extend(runs)
+        for model, rates in tried.items():
+            groups.setdefault(model, []).extend(best[model])
+            for rate in sorted(rates):
+                by_rate[f"{model}, {task} at {rate}"] = rates[rate]
         for claim in CLAIMS:
             if claim.comparison == name and task in claim.tasks:
                 title = f"{claim.result}{claim.star(task)} | {claim.title}"
@@ -219,37 +216,27 @@ def show(name, preset, flags, found, path):
     if not groups:
         raise Refused(f"out/ and results/ have no runs of {name}")
 
-    draw(comparison, groups, path)
-    here = scores_here(groups)
-    print(f"\n{plot.table(groups, [score for score in comparison.scores if score in here])}")
-    main_scores = {runs[0]["main"]: None for runs in by_rate.values()}
-    print(f"\n{plot.table(by_rate, list(main_scores))}\n")
+    here = set()
+    for runs in groups.values():
+        for run in runs:
+            here.update(run["units"])
+    scores = {score: comparison.scores[score] for score in comparison.scores if score in here}
+    draw(comparison, groups, scores, path)
+    print(f"\n{plot.table(groups, list(scores))}")
+    main_scores = [f"{task}: {MAIN_SCORES[task]}" for task in comparison.tasks]
+    print(f"\n{plot.table(by_rate, main_scores)}\n")
     print("\n".join(verdicts))
 
 
-def draw(comparison, groups, path):
-    shown = {}
+def draw(comparison, groups, scores, path):
+    """scores: {score: its heading; None: it is not drawn}"""
     names = comparison.names or {model: model for model in groups}
-    for model in groups:
-        if model in names:
-            shown[names[model]] = groups[model]
-    headings = {}
-    for score, heading in comparison.scores.items():
-        if heading is not None and score in scores_here(shown):
-            headings[score] = heading
+    shown = {names[model]: groups[model] for model in groups if model in names}
+    headings = {score: heading for score, heading in scores.items() if heading is not None}
     figure = comparison.figure(
         shown, scores=list(headings), title=comparison.title, headings=headings
     )
     plot.save(figure, path)
-
-
-def scores_here(groups):
-    """All scores that any of these runs has."""
-    found = set()
-    for runs in groups.values():
-        for run in runs:
-            found.update(run["units"])
-    return found
 
 
 # ---- 5. All claims ---------------------------------------------------------
@@ -259,8 +246,8 @@ CLAIMS_HEAD = """# The paper's claims, judged by the runs that are here
 `python results/reproduce.py claims --out results` writes this page; the rules are in
 [claims.py](claims.py). An asterisk marks a rule that was written when some of its runs were known.
 AbCD is Canon-ACD beside the mixer's own convolution. Each model is shown at the best learning rate
-that it had; an `--lr` beside the runs is only the usual one. Fewer steps and fewer bits per byte are
-better; of all other scores, more is. A margin of 0.05 is five points of a share, or 0.05 bits.
+that it had; an `--lr` beside the runs is only the usual one. Fewer steps are better, and so are
+fewer bits per byte; of all other scores, more is. 0.05 of a share are five points.
 
 A verdict is *undecided* if neither the rule nor its opposite holds for every seed, if there are
 fewer than three seeds, if all models are at chance or all at the ceiling, if a ratio is to a model
@@ -299,13 +286,14 @@ def rows_of(claim, runs, found):
             verdict = judge(claim, groups)
             if verdict != NOT_RUN:
                 where = f"{task}, {preset}, {dtype}"
-                if preset == "nano" and task in comparison.at_nano:
-                    where += f", `{comparison.at_nano[task]}`"
-                judged.append([seeds_in_print(claim, groups), where, verdict])
+                own_recipe = comparison.own_recipe(task, preset)
+                if own_recipe:
+                    where += f", `{own_recipe}`"
+                judged.append([seeds_in_print(claim, task, groups), where, verdict])
         if not judged and task in comparison.tasks:
             judged = [["", f"{task}: `reproduce.py {claim.comparison}`", NOT_RUN]]
-        for cells in judged:
-            rows.append([f"{claim.title}{claim.star(task)}", claim.paper_on(task), claim.rule(), *cells])
+        title = f"{claim.title}{claim.star(task)}"
+        rows += [[title, claim.paper_on(task), claim.rule(), *cells] for cells in judged]
     return rows
 
 
@@ -345,7 +333,7 @@ def main(argv=None):
     for flag in ("--task", "--seed", "--resume"):
         if flag in flags:
             parser.error(f"{flag}: each run of a comparison has its own")
-    if options.name is None:
+    if options.list or options.name is None:
         list_comparisons()
     elif options.name == "claims":
         page = claims_page(finished_runs())
