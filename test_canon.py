@@ -592,6 +592,8 @@ def test_initial_weights():
             assert abs(module.weight.mean()) < 5 * 0.02 / n**0.5
             assert abs(module.weight.std() / 0.02 - 1) < 5 / (2 * n) ** 0.5
             assert module.weight.abs().max() > 0.06  # tails: not a uniform
+    tied = small_model(tie_embeddings=True)
+    assert tied.head.weight is tied.embed.weight
     for kernel in (2, 4):
         config = Config(vocab_size=5, block_size=8, canon="a", canon_kernel=kernel)
         weight, bound = Canon(20_000, config).weight, kernel**-0.5
