@@ -2840,7 +2840,7 @@ SOLVED = """
 """
 SUBMISSIONS = [  # what stands in the hole of exercise 4, the points, words of the report
     (SOLVED, 3, ""),
-    (SOLVED.replace("- b", "+ b"), 1, "test_rotary"),
+    (SOLVED.replace("- b", "+ b"), 0, "test_rotary"),
     ("    return x +\n", 0, "does not parse"),
     ("    import os\n", 0, "must not import"),
     ("    return open('/etc/passwd')\n", 0, "must not use open"),
@@ -2861,7 +2861,7 @@ def test_a_submission_is_graded(solution, points, words, here, capsys):
             return hole[0].replace(hole[3], solution) if hole[2] == "4" else grade.opened(hole)
 
         Path("theirs", name).write_text(grade.HOLE.sub(handed_in, text) + "broken below\n")
-    tests = {"test_rotary_depends_on_the_distance_only": 2, "test_rotary_keeps_the_dtype": 1}
+    tests = {"test_rotary_depends_on_the_distance_only": 3}
     with patch.object(grade, "points_of_tests", lambda: {4: tests}):
         status = grade.main(["--of", "theirs", "--json", "results.json", "--timeout", "20"])
     result = json.loads(Path("results.json").read_text())
