@@ -34,14 +34,16 @@ def load_model(folder):
     try:
         run = json.loads(Path(folder, "config.json").read_text())
         saved = torch.load(Path(folder, "ckpt.pt"), map_location="cpu", weights_only=True)
+        task = make_task(**run["task"], run_seed=run["seed"])
+        model = CanonGPT(Config(**run["model"]))
+        model.load_state_dict(saved["model"])
+    except Refused:
+        raise
     except FileNotFoundError as error:
         raise Refused(f"there is no {error.filename}") from None
     except Exception as error:  # a damaged file fails in many ways
         reason = str(error).partition("\n")[0]
         raise Refused(f"{folder} holds no run, or a damaged one: {reason}") from None
-    task = make_task(**run["task"], run_seed=run["seed"])
-    model = CanonGPT(Config(**run["model"]))
-    model.load_state_dict(saved["model"])
     return task, model.eval()
 
 
@@ -63,15 +65,15 @@ def answered(task, model, seed, temperature=0.0):
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     text = ""
     shown = 0  # how many of the document's tokens are in the text
-    for start, end in task.answer_spans(document):
+    for start, stop in task.answer_spans(document):
         asked = document.tokens[:start]  # with right answers to earlier questions
-        expected = document.tokens[start:end]
-        length = end - start
+        expected = document.tokens[start:stop]
+        length = stop - start
         if task.stop is not None:  # the answer ends at `stop`, or where the window is full
             length = room_after(task, asked)
         answer = go_on(task, model, asked, length, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space
-        verdict = task.is_right(document, (start, end), answer)
+        verdict = task.is_right(document, (start, stop), answer)
         if verdict is None:  # there is no right or wrong
             text += f"[{task.decode(answer)}]"
         elif verdict:
@@ -79,7 +81,7 @@ def answered(task, model, seed, temperature=0.0):
         else:
             text += f"[{task.decode(answer)} ✗ {task.decode(expected)}]"
         text += task.space
-        shown = end
+        shown = stop
     return text + task.decode(document.tokens[shown:])
 
 
@@ -128,12 +130,13 @@ def main(argv=None):
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest tokens (0)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest (0)")
     parser.add_argument("--seed", type=int, default=0, help="of the instances (0)")
     parser.add_argument("--program", type=Path, help="a file that registers parts of your own")
     args = parser.parse_args(argv)
     try:
         require(args.temperature >= 0, "temperature", args.temperature, "allowed: 0 or more")
+        require(args.count > 0, "count", args.count, "allowed: 1 or more")
         require(0 <= args.seed < 2**32, "seed", args.seed, f"allowed: 0 to {2**32 - 1:,}")
         if args.program is not None:
             register(args.program)

@@ -38,9 +38,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.random import default_rng
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradcheck
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -1879,6 +1878,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--K 5", "K = 5"),
     ("--task capo --exposures 3", "steps = 5"),
     ("--resume", "no checkpoint"),
+    ("--out notes.txt/run", "out = 'notes.txt/run'"),
     ("--config notes.txt", "config = 'notes.txt'"),
     ("--config notes.txt --mixer gla", "mixer = 'gla'"),
 ]
@@ -2046,6 +2046,18 @@ def test_random_layers_resume_too(here):
     assert same_weights("run", "whole")
 
 
+class ScoresInNumPy(tasks.Copy):
+    def evaluate(self, model, seed, n):
+        return {"sequences": np.float64(0.5)}
+
+
+@patch.dict(tasks.TASKS, copy=ScoresInNumPy)
+def test_a_score_may_be_numpys(here):
+    train.main(tiny("--steps 2"))
+    train.main(tiny("--steps 2 --resume"))
+    assert logged("run")[-1]["eval"] == {"sequences": 0.5}
+
+
 def test_a_run_that_is_there_is_kept(refused):
     with interruption(15, KeyError()), pytest.raises(KeyError):
         train.main(tiny("--steps 20 --eval-every 20"))
@@ -2085,6 +2097,11 @@ class LooksAhead(Canon):
         return x + x.roll(-1, dims=1)
 
 
+class LooksAtAll(Canon):
+    def forward(self, x, state=None):
+        return x + x.mean(1, keepdim=True)
+
+
 class LooksAheadOnceTrained(Canon):
     def __init__(self, width, config):
         super().__init__(width, config)
@@ -2106,6 +2123,7 @@ class DoesNotStream(ForgetsItsStream):
 @parametrize("point", "abcd")
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
+    (LooksAtAll, "looks ahead"),
     (LooksAheadOnceTrained, "looks ahead"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip
@@ -2216,15 +2234,14 @@ def test_a_bug_in_a_worker_ends_the_run_with_its_traceback(here):
 
 
 @posix
-def test_only_a_second_signal_kills():
-    def second(world):
-        with patch.object(train, "WORLD", world), train.noted_signals() as noted:
-            signal.raise_signal(signal.SIGTERM)
-            assert noted == [signal.SIGTERM]
-            return signal.getsignal(signal.SIGINT)
-
+def test_only_a_second_ctrl_c_kills():
     before = signal.getsignal(signal.SIGINT)
-    assert second(world=1) == signal.SIG_DFL and callable(second(world=2))
+    for number, world in product((signal.SIGINT, signal.SIGTERM), (1, 2)):
+        with patch.object(train, "WORLD", world), train.noted_signals() as noted:
+            signal.raise_signal(number)
+            assert noted == [number]
+            kills = signal.getsignal(number) == signal.SIG_DFL
+            assert kills == (number == signal.SIGINT and world == 1)
     assert signal.getsignal(signal.SIGINT) == before
 
 

@@ -84,7 +84,7 @@ def load_batches(task, settings, steps_done):
         batch_size=None,  # each item is a whole batch
         sampler=range(steps_done, settings.steps),  # the batches' numbers, in this order
         num_workers=settings.workers,
-        worker_init_fn=leave_the_group,
+        worker_init_fn=own_session,
         pin_memory=settings.device == "cuda",
     )
     for batch in loader:
@@ -198,7 +198,7 @@ def compiled_and_distributed(model, settings):
     return model
 
 
-def over_processes(loss, stop_signals):
+def mean_loss_and_stop(loss, stop_signals):
     """(the mean loss, whether any process was asked to stop), after one exchange."""
     numbers = torch.stack([loss, torch.full_like(loss, len(stop_signals))])
     if WORLD > 1:
@@ -262,6 +262,7 @@ def train(settings, task, config, command, stop_signals):
             # 2. Learn from one batch. The seed is for layers that draw numbers, such as dropout.
             torch.manual_seed(10**9 * settings.seed + step * WORLD + RANK)
             loss, gradient_norm = train_step(fast_model, optimizer, batch, settings, autocast)
+            bar.disable = RANK > 0 or len(stop_signals) > 0  # then the terminal may be closed
             bar.update()
 
             # 3. Most steps end here, as reading the loss would make the CPU wait for the GPU. What
@@ -273,8 +274,8 @@ def train(settings, task, config, command, stop_signals):
             if not (log_now or stop_alone):
                 continue
 
-            # 4. End the run if it has diverged, before anything is saved.
-            mean_loss, stop_now = over_processes(loss, stop_signals)
+            # 4. End the run if it has diverged, before this state is saved.
+            mean_loss, stop_now = mean_loss_and_stop(loss, stop_signals)
             for name, value in {"loss": mean_loss, "gradient": gradient_norm.item()}.items():
                 if not math.isfinite(value):
                     bar.close()
@@ -339,8 +340,7 @@ def train(settings, task, config, command, stop_signals):
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 1 - keep)
 #
-#   and pass it to `evaluate` and `print_results`. `save` writes it as it writes the model, and
-#   `restore` reads it.
+#   and pass it to `evaluate` and `print_results`. Add it to `save` and `restore`, beside the model.
 
 
 def scores_in_words(task, scores):
@@ -361,11 +361,12 @@ def print_results(task, model, final, settings, autocast):
 
 # ---- 4. Checkpoints --------------------------------------------------------
 #
-# A run that is stopped, or killed at any moment, goes on with --resume as if nothing had happened;
-# on a CPU it ends with the same bits. Three things make it so. A checkpoint holds all that a step
-# changes: weights, optimizer, and the log so far. It is written to another file first, which then
-# takes the old one's place in one move, so that ckpt.pt is whole at any time. And no random state
-# has to be saved: a batch follows from the seed and the step alone, and so does PyTorch's seed.
+# A run that is stopped, or killed at any moment, goes on with --resume from its last checkpoint. On
+# a CPU, with the same options, it ends with the same bits. Three things make it so. A checkpoint
+# holds all that a step changes: weights, optimizer, and the log so far. It is written to another
+# file first, which then takes the old one's place in one move, so that ckpt.pt is whole at any
+# time. And no random state has to be saved: a batch follows from the seed and the step alone, and
+# so does PyTorch's seed.
 
 
 def recipe_of(settings, task, config):
@@ -379,7 +380,7 @@ def recipe_of(settings, task, config):
     return json.loads(json.dumps(recipe))  # in JSON, tuples are lists
 
 
-def flat(recipe):
+def flat_settings(recipe):
     """A recipe as one dict of settings. A setting that it lacks has its default."""
     task = {"task" if name == "name" else name: value for name, value in recipe["task"].items()}
     others = {name: recipe[name] for name in RUN_IN_RECIPE}
@@ -401,11 +402,18 @@ def open_folder(settings, task, model, optimizer, command):
     if RANK == 0:
         about = about_run(settings, task, model, command) | recipe
         if not settings.resume:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
             (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
             write_log(out, [], mode="w")
         announce(settings, model.config, about)
     return so_far
+
+
+def make_folder(out):
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"out = {str(out)!r}: {error.strerror}") from None
 
 
 def save(settings, task, model, optimizer, so_far):
@@ -416,6 +424,7 @@ def save(settings, task, model, optimizer, so_far):
         "optimizer": optimizer.state_dict(),
         "recipe": recipe_of(settings, task, model.config),
         **so_far,
+        "log": json.dumps(so_far["log"]),  # as text: a score may be NumPy's, which would not load
     }
     fresh = settings.out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
@@ -427,12 +436,13 @@ def restore(path, recipe, model, optimizer):
     Refused if the checkpoint is damaged, or was begun with other settings."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
-        begun, now = flat(saved["recipe"]), flat(recipe)
+        begun, now = flat_settings(saved["recipe"]), flat_settings(recipe)
         changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
         require(not changed, "--resume", str(path), f"was begun with {', '.join(changed)}")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
+        so_far = {name: saved[name] for name in ("step", "seconds", "scoring_seconds")}
+        return so_far | {"log": json.loads(saved["log"])}
     except Refused:
         raise
     except Exception as error:  # a damaged file fails in many ways
@@ -517,21 +527,21 @@ def check_causal(model, autocast):
     cut = max(1, 2 * length // 3)
     tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
     changed = tokens.clone()
-    changed[:, cut:] = (changed[:, cut:] + 1) % config.vocab_size
-    parts = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
+    changed[:, cut:] = 0
+    layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
     with autocast:
         logits, _ = model(tokens)
         other_future, _ = model(changed)
     if relative_error(other_future[:, :cut], logits[:, :cut]) > 1e-6:  # usually the same bits
-        raise Refused(f"{parts}: a layer looks ahead")
+        raise Refused(f"{layers}: a layer looks ahead")
     if model.streams:
         state = {}
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         whole, _ = model(tokens)  # in float32, as the pieces
         if relative_error(torch.cat(pieces, dim=1), whole) > 1e-4:
             reason = "a layer does not keep in state[self] what it needs, nor says streams = False"
-            raise Refused(f"{parts}: {reason}")
+            raise Refused(f"{layers}: {reason}")
 
 
 # ---- 6. Stopping -----------------------------------------------------------
@@ -539,8 +549,9 @@ def check_causal(model, autocast):
 
 def end(message, status=2):
     """End the program with one line. Status 2 means bad input."""
-    if RANK == 0:
-        print(f"train.py: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        if RANK == 0:
+            print(f"train.py: {message}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -550,15 +561,15 @@ STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if has
 
 @contextlib.contextmanager
 def noted_signals():
-    """A list, to which each signal that asks to stop appends its number. A second signal kills,
-    except under torchrun, which repeats the first one."""
+    """A list, to which each signal that asks to stop appends its number. A second Ctrl-C kills.
+    (Other signals may come twice without being meant so: from `timeout`, from a shell and its
+    terminal, from torchrun, which repeats Ctrl-C, too.)"""
     noted = []
 
     def note(number, frame):
         noted.append(number)
-        if WORLD == 1:
-            for stop in STOP:
-                signal.signal(stop, signal.SIG_DFL)
+        if number == signal.SIGINT and WORLD == 1:
+            signal.signal(number, signal.SIG_DFL)
 
     if threading.current_thread() is not threading.main_thread():
         yield noted  # only the main thread can handle signals
@@ -574,7 +585,7 @@ def noted_signals():
             signal.signal(number, handler)
 
 
-def leave_the_group(worker):
+def own_session(worker):
     """For the loader's workers: a signal to the whole group, such as Ctrl-C, does not reach them.
     The training process needs them until it has stopped, and then ends them itself."""
     if hasattr(os, "setsid"):
@@ -694,7 +705,7 @@ RUN = {
     "resume": False,
     "compile": None,  # where it works and pays
     "workers": None,  # 4 on CUDA, else 0
-    "eval_every": None,  # a 20th of the run
+    "eval_every": None,  # a 20th of the run, at least 20 steps
     "grad_accum": 1,
 }
 RUN_IN_RECIPE = ("seed", "dtype", "eval_size")  # those that change the result
@@ -789,8 +800,9 @@ def read_flags(parser, argv):
     """{setting: value} of the flags that were typed."""
     flags, unknown = parser.parse_known_args(argv)
     if unknown:
-        known = parser.format_help().split()
-        near = difflib.get_close_matches(unknown[0], known, n=1)
+        words = parser.format_help().replace(",", " ").split()
+        options = [word for word in words if word.startswith("--")]
+        near = difflib.get_close_matches(unknown[0], options, n=1)
         raise Refused(f"{unknown[0]}: no such option" + "".join(f"; is it {n}?" for n in near))
     return vars(flags)
 
@@ -812,14 +824,14 @@ def settings_of(argv):
         settings["dtype"] = "bfloat16" if device == "cuda" and gpu_has_bfloat16() else "float32"
     if settings["workers"] is None:
         settings["workers"] = 4 if device == "cuda" else 0
-    check(settings)
+    check_settings(settings)
 
-    theirs = {name: value for name, value in settings.items() if name not in DEFAULTS}
-    task = make_task(settings["task"], run_seed=settings["seed"], **theirs)
-    mine = {name: settings[name] for name in MODEL}
-    config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **mine)
-    taken = flags.get("pos", config.pos) == config.pos
-    require(taken, "pos", settings["pos"], f"{config.mixer} takes no positions")
+    of_task = {name: value for name, value in settings.items() if name not in DEFAULTS}
+    task = make_task(settings["task"], run_seed=settings["seed"], **of_task)
+    of_model = {name: settings[name] for name in MODEL}
+    config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **of_model)
+    if flags.get("pos", config.pos) != config.pos:
+        raise Refused(f"pos = {flags['pos']!r}: {config.mixer} takes no positions")
 
     # What follows from the task and the model.
     settings["task"] = task.name
@@ -832,7 +844,7 @@ def settings_of(argv):
         order = [action.dest for action in parser._actions]  # as options stand in make_parser
         typed = {name: flags[name] for name in order if name in flags}
         settings["out"] = Path("out", run_name(settings, config, typed))
-    settings["out"] = settings["out"].expanduser()
+    settings["out"] = Path(os.path.expanduser(settings["out"]))
     return argparse.Namespace(**settings), task, config
 
 
@@ -856,12 +868,12 @@ def settings_in_file(flags):
     path = flags["config"]
     try:
         recipe = json.loads(path.expanduser().read_text())
-        return flat(recipe) | {"preset": recipe["preset"]}
+        return flat_settings(recipe) | {"preset": recipe["preset"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(f"config = {str(path)!r}: holds no run's settings: {error!r}") from None
 
 
-def check(settings):
+def check_settings(settings):
     """Refuse a value beyond its limits."""
     for name, (least, most) in LIMITS.items():
         if settings[name] is not None:
@@ -910,8 +922,8 @@ def run_name(settings, config, typed):
     return "_".join([*words, f"s{settings['seed']}"])
 
 
-# Where compiling pays on a CPU: from so many tokens times layers times channels on. On one core it
-# takes 26 to 55 seconds, and saves some 1e-7 seconds for each of these (benchmarks/step.py).
+# On one CPU core, compiling takes 26 to 55 seconds, and saves some 1e-7 seconds a token, layer and
+# channel (benchmarks/step.py). It pays above this many.
 WORTH_COMPILING = 4e8
 
 
