@@ -1839,7 +1839,8 @@ def test_command_line_end_to_end(here):
 
 
 def test_a_flag_counts_before_the_preset_and_the_preset_before_the_default():
-    settings, task, config = train.settings_of("--task depo --preset small --N 9 --d-model 48".split())
+    flags = "--task depo --preset small --N 9 --d-model 48".split()
+    settings, task, config = train.settings_of(flags)
     assert (task.name, task.N, task.K, task.block_size) == ("depo1", 9, 4, 112)
     assert (config.d_model, config.n_layer, config.mlp) == (48, 6, "swiglu")
     assert (settings.lr, settings.weight_decay, settings.eval_every) == (1e-3, 0.03, 450)
