@@ -150,9 +150,9 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 def conv_inputs(B, T, D, kernel=4, dtype=torch.float32):
     """x (B, T, D), weight (kernel, D) and dy (B, T, D).
 
-    x and dy are parts of wider tensors, as they are after a projection.
+    x and dy are parts of wider tensors, as they are after a projection, and x of a longer one.
     """
-    x = torch.randn(B, T, 2 * D + 1, dtype=dtype, device=DEVICE)[..., D : 2 * D]
+    x = torch.randn(B, T + 2, 2 * D + 1, dtype=dtype, device=DEVICE)[:, 1:-1, D : 2 * D]
     weight = (torch.rand(kernel, D, device=DEVICE) * 2 - 1) * kernel**-0.5
     dy = torch.randn(B, T, D + 3, dtype=dtype, device=DEVICE)[..., :D]
     return x, weight, dy
@@ -219,13 +219,15 @@ def test_gradients_equal_those_of_the_definition_in_float64(name, dtype):
 
 
 @parametrize("name", FORMS)
-def test_convolution_takes_any_strides_and_autocast(name):
+def test_convolution_takes_any_strides_and_keeps_the_dtype(name):
     conv = getattr(kernels, name)
-    x, weight, dy = conv_inputs(3, 11, 16)
+    x, weight, dy = conv_inputs(2, 6, 16)
     want = value_and_gradients(conv, x, weight, dy)
     other_way = [u.mT.contiguous().mT for u in (x, weight, dy)]  # the first axis side by side
     with torch.autocast(DEVICE, torch.bfloat16):
         assert_close(value_and_gradients(conv, *other_way), want, atol=1e-5, rtol=1e-5)
+        assert conv(x, weight).dtype == torch.float32
+    assert conv(x.bfloat16(), weight).dtype == torch.bfloat16
     same = dy[:1, :1, :1].expand(dy.shape)  # all strides are 0, as in the gradient of a sum
     want = value_and_gradients(conv, x, weight, same.contiguous())
     assert_close(value_and_gradients(conv, x, weight, same), want, atol=1e-5, rtol=1e-5)
