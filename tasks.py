@@ -1337,14 +1337,19 @@ class Text(Task):
         return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
 
 
-@functools.lru_cache(maxsize=1)
 def read_text(text):
-    """The bytes of a file, or of the standard library: its .py files in alphabetical order."""
-    if text != "python":
-        try:
-            return Path(text).expanduser().read_bytes()
-        except OSError as error:
-            raise Refused(f"text = {text!r}: {error.strerror}") from None
+    """The bytes of a file, or of the standard library."""
+    if text == "python":
+        return read_library()
+    try:
+        return Path(text).expanduser().read_bytes()
+    except OSError as error:
+        raise Refused(f"text = {text!r}: {error.strerror}") from None
+
+
+@functools.cache
+def read_library():
+    """The library's .py files in alphabetical order."""
     library = Path(sysconfig.get_path("stdlib"))
     # Tests, which some installations lack, and packages that are not the library's.
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
