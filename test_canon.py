@@ -2146,9 +2146,10 @@ posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX signals")
 ENDLESS = "--steps 1000000 --eval-every 20"
 
 
-def heed_ctrl_c():
-    """A shell starts programs in the background so that they ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def heed_signals():
+    """Programs in the background may ignore some of them: so do shells and nohup start them."""
+    for number in train.STOP:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -2161,7 +2162,7 @@ def in_the_background(*command):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=heed_ctrl_c,
+        preexec_fn=heed_signals,
     )
     try:
         while not list(Path().rglob("ckpt.pt")):
@@ -2238,14 +2239,17 @@ def test_a_bug_in_a_worker_ends_the_run_with_its_traceback(here):
 
 @posix
 def test_only_a_second_ctrl_c_kills():
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in train.STOP}
+    heed_signals()
     for number, world in product((signal.SIGINT, signal.SIGTERM), (1, 2)):
         with patch.object(train, "WORLD", world), train.noted_signals() as noted:
             signal.raise_signal(number)
             assert noted == [number]
             kills = signal.getsignal(number) == signal.SIG_DFL
             assert kills == (number == signal.SIGINT and world == 1)
-    assert signal.getsignal(signal.SIGINT) == before
+        assert signal.getsignal(number) == signal.SIG_DFL
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_thread_trains(here):

@@ -350,11 +350,11 @@ def compare(options, flags):
     rates = options.lr.split(",") if options.lr else []
     wanted = wanted_runs(comparison, options.preset, flags, options.seeds, rates)
     missing = missing_runs(wanted, finished_runs())
+    print(f"{len(wanted)} runs, {len(missing)} of them missing", file=sys.stderr)
     if options.dry_run:
         for arguments in missing:
             print(shlex.join(["python", TRAIN, *arguments]))
         return
-    print(f"{len(wanted)} runs, {len(missing)} of them missing", file=sys.stderr)
     well = options.draw or train_all(missing)
     path = options.out / f"{options.name}_{options.preset}.png"
     show(options.name, options.preset, flags, by_model(finished_runs()), path)
