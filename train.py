@@ -230,7 +230,7 @@ def train(settings, task, config, command, stop_signals):
     torch.set_flush_denormal(True)  # takes numbers below 1e-38 for 0: they slow CPUs down
     model = CanonGPT(config).to(settings.device)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)
-    # The peak learning rate of each group, read before a checkpoint restores rates that have decayed.
+    # The peak learning rate of each group. (A checkpoint restores rates that have decayed.)
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
