@@ -490,7 +490,8 @@ def device_name(device):
 
 def announce(settings, config, about):
     """Print what is about to happen."""
-    task = [f"{name} {value}" for name, value in about["task"].items() if name != "name"]
+    unprinted = ("name", "sha256")
+    task = [f"{name} {value}" for name, value in about["task"].items() if name not in unprinted]
     layers = f"{config.n_layer} layer{'s' if config.n_layer > 1 else ''} of {config.mixer}"
     canon = f"Canon-{config.canon.upper()}" if config.canon else "no Canon"
     counts = about["parameters"]
