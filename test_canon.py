@@ -1970,16 +1970,26 @@ def test_learning_rate_schedule():
 
 @parametrize("dtype", ("float32", "bfloat16"))
 def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
-    seen, attend = set(), F.scaled_dot_product_attention
+    seen, in_scoring = set(), set()  # dtypes of attention, with and without gradients
+    attend, evaluate = F.scaled_dot_product_attention, train.evaluate
 
-    def watched(query, *rest, **named):
+    def watched_attention(query, *rest, **named):
         seen.add((torch.is_grad_enabled(), query.dtype))
         return attend(query, *rest, **named)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    def watched_evaluate(*arguments):
+        earlier = set(seen)
+        seen.clear()
+        scores = evaluate(*arguments)
+        in_scoring.update(seen)
+        seen.update(earlier)
+        return scores
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attention)
+    monkeypatch.setattr(train, "evaluate", watched_evaluate)
     train.main(tiny(f"--steps 2 --dtype {dtype} --pos nope"))
     chosen = getattr(torch, dtype)
-    assert (True, chosen) in seen and (False, chosen) in seen
+    assert (True, chosen) in seen and in_scoring == {(False, chosen)}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 
 
