@@ -332,7 +332,12 @@ def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
     def wrong(x, weight, residual):
         return causal_conv_reference(x, 1.001 * weight, residual)
 
-    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1)):
+    def not_a_number(x, weight, residual):
+        """In dx only, between y and dw, which are right."""
+        x.register_hook(lambda dx: dx * math.nan)
+        return causal_conv_reference(x, weight, residual)
+
+    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1), (not_a_number, 1)):
         monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
         assert kernels.main() == status
         assert ("WRONG" in capsys.readouterr().out) == bool(status)

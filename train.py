@@ -244,7 +244,8 @@ def train(settings, task, config, command, stop_signals):
     # shapes, and each would have to be compiled.
     fast_model = compiled_and_distributed(model, settings)
 
-    so_far = open_folder(settings, task, model, optimizer, command)
+    recipe = recipe_of(settings, task, config)
+    so_far = open_folder(settings, recipe, task, model, optimizer, command)
     first, log = so_far["step"] + 1, so_far["log"]
     began = time.perf_counter() - so_far["seconds"]  # as if the run had never paused
     scoring_seconds = so_far["scoring_seconds"]
@@ -307,7 +308,7 @@ def train(settings, task, config, command, stop_signals):
                     "seconds": time.perf_counter() - began,
                     "scoring_seconds": scoring_seconds,
                 }
-                save(settings, task, model, optimizer, so_far)
+                save(settings.out, recipe, model, optimizer, so_far)
             if stop_now and step < settings.steps:
                 bar.close()
                 number = stop_signals[0] if stop_signals else signal.SIGTERM
@@ -388,13 +389,12 @@ def flat_settings(recipe):
     return settings
 
 
-def open_folder(settings, task, model, optimizer, command):
+def open_folder(settings, recipe, task, model, optimizer, command):
     """Make the run's folder, or with --resume restore the checkpoint in it. Returns how far the run
     is: its step, log, seconds and seconds of scoring."""
-    out, path = settings.out, settings.out / "ckpt.pt"
-    recipe = recipe_of(settings, task, model.config)
+    out = settings.out
     if settings.resume:
-        so_far = restore(path, recipe, model, optimizer)
+        so_far = restore(out / "ckpt.pt", recipe, model, optimizer)
         write_log(out, so_far["log"], mode="w")  # without the lines after the checkpoint
     else:
         so_far = {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
@@ -415,19 +415,19 @@ def make_folder(out):
         raise Refused(f"out = {str(out)!r}: {error.strerror}") from None
 
 
-def save(settings, task, model, optimizer, so_far):
+def save(out, recipe, model, optimizer, so_far):
     if RANK > 0:
         return
     checkpoint = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "recipe": recipe_of(settings, task, model.config),
+        "recipe": recipe,
         **so_far,
         "log": json.dumps(so_far["log"]),  # as text: a score may be NumPy's, which would not load
     }
-    fresh = settings.out / "ckpt.pt.new"
+    fresh = out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
-    os.replace(fresh, settings.out / "ckpt.pt")
+    os.replace(fresh, out / "ckpt.pt")
 
 
 def restore(path, recipe, model, optimizer):
