@@ -21,9 +21,9 @@ of its section: examples/README.md says how. Comments such as `# exercise 5` mar
 assignment/make.py takes out for students; ignore them otherwise.
 """
 
+import dataclasses
 import math
 import re
-from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -51,7 +51,7 @@ WHOLE_NUMBERS = {  # the least and the most; beyond 2^20 it can only be a slip
 }
 
 
-@dataclass
+@dataclasses.dataclass
 class Config:
     """Everything that defines a model. Raises Refused for a value that is not allowed.
 
@@ -73,13 +73,12 @@ class Config:
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # never train the random initial weights (the paper's "cst")
     # Part II only: a linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, unless
-    # Canon-B takes its place.
+    # Canon-B takes its place (`has_short_conv`).
     short_conv: bool | None = None
     tie_embeddings: bool = False  # weight tying: one matrix for embedding and output head
 
-    # At a first reading, go on with section 2: what follows only checks the values, and fills in
-    # what follows from others. (So `dataclasses.replace` copies what was filled in. To change one
-    # field, make a new Config.)
+    # At a first reading, go on with section 2: what follows only checks the values, and says what
+    # follows from them.
 
     def __post_init__(self):
         for field, (low, high) in WHOLE_NUMBERS.items():
@@ -109,20 +108,16 @@ class Config:
             self.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
         if len(self.mixer_names) > self.n_layer:
             self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
-        if not self.has_attention:  # then there are no positions; "rope" is only the default
-            if self.pos not in ("rope", "nope"):
-                self.refuse("pos", f"mixer {self.mixer} does not attend, so it takes no positions")
-            self.pos = "nope"
+        # "rope" is the default, and "nope" what `filled_in` makes of it.
+        if not self.has_attention and self.pos not in ("rope", "nope"):
+            self.refuse("pos", f"mixer {self.mixer} does not attend, so it takes no positions")
         for name in self.mixer_names:
             multiple = MIXERS[name].width_multiple(self)
             if self.d_model % multiple != 0:
                 given = f"mixer {name}, n_head = {self.n_head} and pos = {self.pos}"
                 self.refuse("d_model", f"allowed with {given}: multiples of {multiple}")
-        short_convs = {MIXERS[name].short_conv for name in self.mixer_names}
-        if self.short_conv and short_convs == {None}:
+        if self.short_conv and self.usual_short_convs == {None}:
             self.refuse("short_conv", f"mixer {self.mixer} has none")
-        if self.short_conv is None:
-            self.short_conv = True in short_convs and "b" not in self.canon
 
     @property
     def mixer_names(self):
@@ -132,6 +127,22 @@ class Config:
     def has_attention(self):
         """Whether a layer attends, so that pos and n_head mean something."""
         return any(MIXERS[name].attends for name in self.mixer_names)
+
+    @property
+    def usual_short_convs(self):
+        return {MIXERS[name].short_conv for name in self.mixer_names}
+
+    @property
+    def has_short_conv(self):
+        """Whether linear mixers have their own convolution."""
+        if self.short_conv is not None:
+            return self.short_conv
+        return True in self.usual_short_convs and "b" not in self.canon
+
+    def filled_in(self):
+        """{field: value}, with the values that follow from others in place of the defaults."""
+        pos = self.pos if self.has_attention else "nope"
+        return dataclasses.asdict(self) | {"pos": pos, "short_conv": self.has_short_conv}
 
     def refuse(self, field, reason):
         raise Refused(f"{field} = {getattr(self, field)!r}: {reason}")
@@ -177,7 +188,8 @@ def canon_by_hand(x, weight):
 #                              as Canon does (Part II)
 #     state[the model]         how many tokens it has read
 #
-# To fork a stream, copy the dict, by dict(state): no layer changes in place what it has kept.
+# To fork a stream, copy the dict, by dict(state): no layer changes in place what it has kept. With
+# activation checkpointing pass no state: a block that runs a second time would find its own inputs.
 
 
 class Canon(nn.Module):
@@ -1087,7 +1099,7 @@ class GLA(LinearMixer):
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
-        self.conv = ShortConv(2 * D, std=0.02) if config.short_conv else None
+        self.conv = ShortConv(2 * D, std=0.02) if config.has_short_conv else None
         # Low rank: through 16 dims.
         self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))
         self.gate = nn.Linear(D, D, bias=False)
@@ -1124,7 +1136,7 @@ class Mamba2(LinearMixer):
         width = 4 * D + 2 * K + H
         self.into = nn.Linear(D, width, bias=False)
         self.canon_b = canon_at("b", width, config)
-        self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.short_conv else None
+        self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.has_short_conv else None
         # The decay is exp(-rate dt), with rate = exp(A_log): at first 1 in head 1 to 16 in head 16.
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
         self.dt_bias = initial_dt_bias(H)
@@ -1170,7 +1182,7 @@ class GatedDeltaNet(LinearMixer):
         self.n_head = H = self.heads_at(D)
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon_b = canon_at("b", 3 * D, config)
-        self.conv = ShortConv(3 * D, std=0.02) if config.short_conv else None
+        self.conv = ShortConv(3 * D, std=0.02) if config.has_short_conv else None
         self.decay = nn.Linear(D, H, bias=False)  # gives dt, and dt the decay
         self.strength = nn.Linear(D, H, bias=False)  # gives beta
         # The decay is exp(-rate dt), with rate = exp(A_log): at first random, up to 16.

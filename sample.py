@@ -13,6 +13,7 @@ a text of your own, in the task's words:
 """
 
 import argparse
+import contextlib
 import json
 import runpy
 import signal
@@ -31,20 +32,26 @@ def load_model(folder):
 
     Raises Refused if there is no run in this folder, or if its task or mixer is unknown.
     """
-    try:
+    with reading(folder):
         run = json.loads(Path(folder, "config.json").read_text())
         saved = torch.load(Path(folder, "ckpt.pt"), map_location="cpu", weights_only=True)
         task = make_task(**run["task"], run_seed=run["seed"])
         model = CanonGPT(Config(**run["model"]))
         model.load_state_dict(saved["model"])
+        return task, model.eval()
+
+
+@contextlib.contextmanager
+def reading(path):
+    """Raises Refused, whatever error comes up inside: a damaged file fails in many ways."""
+    try:
+        yield
     except Refused:
         raise
-    except FileNotFoundError as error:
-        raise Refused(f"there is no {error.filename}") from None
-    except Exception as error:  # a damaged file fails in many ways
-        reason = str(error).partition("\n")[0]
-        raise Refused(f"{folder} holds no run, or a damaged one: {reason}") from None
-    return task, model.eval()
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        reason = f"{type(error).__name__}: {first_line}"
+        raise Refused(f"{path} is not a run's, or damaged: {reason}") from None
 
 
 def register(program):

@@ -667,6 +667,15 @@ BAD_CONFIGS += [dict(mixer=""), dict(mixer="gdn,gdn,attention"), dict(d_model=36
 BAD_CONFIGS += [dict(d_model=20), dict(d_model=16, pos="rope4")]
 
 
+def test_a_changed_config_is_what_its_values_give_from_the_start():
+    plain, recurrent = Config(9, 9), Config(9, 9, mixer="mamba2", canon="b")
+    assert dataclasses.replace(recurrent, mixer="attention", canon="") == plain
+    assert not recurrent.has_short_conv
+    assert dataclasses.replace(recurrent, canon="acd").has_short_conv
+    assert plain.filled_in().items() >= {"pos": "rope", "short_conv": False}.items()
+    assert recurrent.filled_in().items() >= {"pos": "nope", "short_conv": False}.items()
+
+
 @parametrize("bad", BAD_CONFIGS, ids=str)
 def test_config_names_field_and_value(bad):
     field, value = next(iter(bad.items()))
@@ -1887,7 +1896,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--task capo --exposures 3", "steps = 5"),
     ("--resume", "no checkpoint"),
     ("--out notes.txt/run", "out = 'notes.txt/run'"),
-    ("--config notes.txt", "config = 'notes.txt'"),
+    ("--config notes.txt", "notes.txt is not a run's"),
     ("--config notes.txt --mixer gla", "mixer = 'gla'"),
 ]
 
@@ -1996,6 +2005,13 @@ def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
     chosen = getattr(torch, dtype)
     assert (True, chosen) in seen and in_scoring == {(False, chosen)}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
+
+
+def test_workers_take_no_shared_memory():
+    """Tensors would. In a container there may be too little of it, and then training waits."""
+    settings, task, _ = train.settings_of(tiny("--steps 3 --workers 2"))
+    batches = list(train.load_batches(task, settings, steps_done=1))
+    assert len(batches) == 2 and not any(u.is_shared() for u in chain(*batches))
 
 
 def test_workers_and_compile_change_nothing(here, monkeypatch):
@@ -2120,6 +2136,17 @@ class LooksAtAll(Canon):
         return x + x.mean(1, keepdim=True)
 
 
+class NormalizesOverTime(Canon):
+    """Only in training it uses other tokens than those before."""
+
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, x, state=None):
+        return self.norm(x.mT).mT
+
+
 class LooksAheadOnceTrained(Canon):
     def __init__(self, width, config):
         super().__init__(width, config)
@@ -2142,6 +2169,7 @@ class DoesNotStream(ForgetsItsStream):
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
     (LooksAtAll, "looks ahead"),
+    (NormalizesOverTime, "looks ahead"),
     (LooksAheadOnceTrained, "looks ahead"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip

@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
-from sample import answered, show
+from sample import answered, reading, show
 from tasks import ALIASES, TASKS, make_task, require, require_range, score_text, wrapped
 
 # torchrun starts several processes, and sets both variables. Without it, there is one process.
@@ -65,13 +65,12 @@ class Batches:
     batch_size: int
 
     def __getitem__(self, number):
-        """Batch number 0 is for step 1, and so on.
+        """Batch number 0 is for step 1, and so on. NumPy's arrays:
 
         tokens and loss_mask  (rows, block_size + 1)
         target_count          how many targets there are, those of other processes included
         """
-        tokens, loss_mask = self.task.batch(self.seed, number, self.batch_size)  # NumPy's arrays
-        tokens, loss_mask = torch.from_numpy(tokens), torch.from_numpy(loss_mask)
+        tokens, loss_mask = self.task.batch(self.seed, number, self.batch_size)
         target_count = loss_mask[:, 1:].sum()  # nothing predicts the first token
         # Of every WORLD rows, each process takes one.
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
@@ -83,13 +82,20 @@ def load_batches(task, settings, steps_done):
         Batches(task, settings.seed, settings.batch_size),
         batch_size=None,  # each item is a whole batch
         sampler=range(steps_done, settings.steps),  # the batches' numbers, in this order
+        # As they are. The loader would make tensors of them, and workers pass tensors on in shared
+        # memory, of which a container may have too little.
+        collate_fn=tuple,
         num_workers=settings.workers,
         worker_init_fn=own_session,
-        pin_memory=settings.device == "cuda",
     )
     for batch in loader:
-        # The CPU does not wait for the copy to the GPU; this needs pinned memory.
-        yield [tensor.to(settings.device, non_blocking=True) for tensor in batch]
+        yield [on_device(torch.as_tensor(array), settings.device) for array in batch]
+
+
+def on_device(tensor, device):
+    if device == "cuda":
+        tensor = tensor.pin_memory()  # so that the CPU need not wait for the copy
+    return tensor.to(device, non_blocking=True)
 
 
 def weight_groups(model, settings):
@@ -373,7 +379,7 @@ def recipe_of(settings, task, config):
     """All settings that change a run's result, as config.json holds them."""
     recipe = {
         "task": task.settings,
-        "model": dataclasses.asdict(config),
+        "model": config.filled_in(),
         "training": {name: getattr(settings, name) for name in TRAINING},
         **{name: getattr(settings, name) for name in RUN_IN_RECIPE},
     }
@@ -404,7 +410,7 @@ def open_folder(settings, recipe, task, model, optimizer, command):
             make_folder(out)
             (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
             write_log(out, [], mode="w")
-        announce(settings, model.config, about)
+        announce(settings, about)
     return so_far
 
 
@@ -433,7 +439,7 @@ def save(out, recipe, model, optimizer, so_far):
 def restore(path, recipe, model, optimizer):
     """Set model and optimizer back to a checkpoint. Returns how far the run was then. Raises
     Refused if the checkpoint is damaged, or was begun with other settings."""
-    try:
+    with reading(path):
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
         begun, now = flat_settings(saved["recipe"]), flat_settings(recipe)
         changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
@@ -442,11 +448,6 @@ def restore(path, recipe, model, optimizer):
         optimizer.load_state_dict(saved["optimizer"])
         so_far = {name: saved[name] for name in ("step", "seconds", "scoring_seconds")}
         return so_far | {"log": json.loads(saved["log"])}
-    except Refused:
-        raise
-    except Exception as error:  # a damaged file fails in many ways
-        reason = str(error).partition("\n")[0]
-        raise Refused(f"{path} is damaged, or another model's: {reason}") from None
 
 
 def write_log(out, lines, mode):
@@ -488,16 +489,17 @@ def device_name(device):
     return f"{device}, {name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def announce(settings, config, about):
+def announce(settings, about):
     """Print what is about to happen."""
     unprinted = ("name", "sha256")
     task = [f"{name} {value}" for name, value in about["task"].items() if name not in unprinted]
-    layers = f"{config.n_layer} layer{'s' if config.n_layer > 1 else ''} of {config.mixer}"
-    canon = f"Canon-{config.canon.upper()}" if config.canon else "no Canon"
-    counts = about["parameters"]
+    model, counts = about["model"], about["parameters"]
+    layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''} of {model['mixer']}"
+    canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
+    positions, mlp = f"positions {model['pos']}", f"MLP {model['mlp']}"
     print(settings.out)
     print(f"  {settings.task}: {', '.join(task)}")
-    print(f"  {layers}, {config.d_model} dims, positions {config.pos}, {canon}, MLP {config.mlp}")
+    print(f"  {layers}, {model['d_model']} dims, {positions}, {canon}, {mlp}")
     print(f"  {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
     rate = f"learning rate {settings.lr} after {settings.warmup:,} steps of warm-up"
     print(f"  {settings.steps:,} steps of {settings.batch_size} windows, {rate}")
@@ -518,7 +520,7 @@ def check_causal(model, autocast):
     """
     torch.set_float32_matmul_precision("highest")  # this looks for small differences
     config = model.config
-    model = copy.deepcopy(model).eval()
+    model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -530,12 +532,15 @@ def check_causal(model, autocast):
     changed[:, cut:] = 0
     layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
-    with autocast:
+    with autocast:  # as in training, where a BatchNorm over time sees the future, and dropout drops
+        torch.manual_seed(0)
         logits, _ = model(tokens)
+        torch.manual_seed(0)
         other_future, _ = model(changed)
     if relative_error(other_future[:, :cut], logits[:, :cut]) > 1e-6:  # usually the same bits
         raise Refused(f"{layers}: a layer looks ahead")
     if model.streams:
+        model.eval()
         state = {}
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         whole, _ = model(tokens)  # in float32, as the pieces
@@ -830,7 +835,7 @@ def settings_of(argv):
     task = make_task(settings["task"], run_seed=settings["seed"], **of_task)
     of_model = {name: settings[name] for name in MODEL}
     config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **of_model)
-    if flags.get("pos", config.pos) != config.pos:
+    if not config.has_attention and flags.get("pos", "nope") != "nope":
         raise Refused(f"pos = {flags['pos']!r}: {config.mixer} takes no positions")
 
     # What follows from the task and the model.
@@ -865,12 +870,10 @@ def settings_in_file(flags):
         known = name in TRAINING or name in RUN
         reason = "a --config brings its own task and model"
         require(known and name not in ("task", "preset"), name, flags[name], reason)
-    path = flags["config"]
-    try:
-        recipe = json.loads(path.expanduser().read_text())
+    path = flags["config"].expanduser()
+    with reading(path):
+        recipe = json.loads(path.read_text())
         return flat_settings(recipe) | {"preset": recipe["preset"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"config = {str(path)!r}: holds no run's settings: {error!r}") from None
 
 
 def check_settings(settings):
