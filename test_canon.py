@@ -1966,7 +1966,7 @@ def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
         mean, rows = 0, []  # of the processes
         for rank in range(world):
             monkeypatch.setattr(train, "RANK", rank)
-            batch_of_rank = train.Batches(task, 5, 12)[7]
+            batch_of_rank = [torch.as_tensor(array) for array in train.Batches(task, 5, 12)[7]]
             part, _ = train.train_step(model, no_optimizer, batch_of_rank, settings, nullcontext())
             mean += part.item() / world
             rows += batch_of_rank[0].tolist()

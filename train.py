@@ -161,7 +161,7 @@ def train_step(model, optimizer, batch, settings, autocast):
     Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the loss
     is the mean of those that the processes return.)
     """
-    tokens, loss_mask, target_count = batch  # as `Batches` makes it
+    tokens, loss_mask, target_count = batch  # as `load_batches` yields it
     # Equal parts, and exactly grad_accum of them: settings_of refuses other batch sizes.
     n = settings.grad_accum
     batch_loss = 0.0
