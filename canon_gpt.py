@@ -18,7 +18,7 @@ Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 atte
 
 To try a part of your own, a Canon layer, say, write one class and enter it in the table at the end
 of its section: examples/README.md says how. Comments such as `# exercise 5` mark code that
-assignment/make.py takes out for students; ignore them otherwise.
+assignment/make.py takes out for students; a reader can ignore them.
 """
 
 import dataclasses

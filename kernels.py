@@ -24,7 +24,7 @@ machine. Then the forward of a Canon layer whose weight has shape (kernel, width
     return canon_conv.causal_conv(x, self.weight)
 
 After `canon_conv.triton = None` it does without the Triton kernels. On a CPU it never uses them.
-Comments such as `# exercise 1` belong to the assignment; delete them.
+Comments such as `# exercise 1` are for the assignment; your copy does not need them.
 
 From canon-gpt; MIT licence (keep its text, LICENSE, beside your copy), copyright (c) 2026 the
 canon-gpt authors.

@@ -14,8 +14,8 @@ expressions.
 Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
 (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the table
 of tasks, where a task of your own goes too; 10 prints an instance of one. The default arguments of
-a task are its sizes in train.py's preset nano. Comments such as `# exercise 7` belong to the
-assignment; ignore them otherwise.
+a task are its sizes in train.py's preset nano. Comments such as `# exercise 7` are for the
+assignment; a reader can ignore them.
 """
 
 import argparse

@@ -55,8 +55,9 @@ class Unsolved(Exception):
 def opened(hole):
     """The text of a hole, a match of HOLE, without its solution."""
     indent, number, _ = hole.groups()
-    lines = [f"# exercise {number}", f'raise NotImplementedError("exercise {number}")']
-    return "".join(f"{indent}{line}\n" for line in [*lines, "# end of exercise"])
+    first_line, _, _ = hole[0].partition("\n")
+    emptied = [f'raise NotImplementedError("exercise {number}")', "# end of exercise"]
+    return first_line + "".join(f"\n{indent}{line}" for line in emptied) + "\n"
 
 
 def check(number, indent, code):
@@ -67,8 +68,8 @@ def check(number, indent, code):
             raise Unsolved(f"a line stands further left than its comments: {line.strip()}")
     try:
         tree = ast.parse("if True:\n" + code)
-    except (SyntaxError, ValueError) as error:
-        raise Unsolved(f"this does not parse: {error}") from None
+    except SyntaxError as error:
+        raise Unsolved(f"this does not parse: {error.msg}: {error.text.strip()}") from None
     forbidden = FORBIDDEN | FORBIDDEN_IN.get(number, set())
     for node in ast.walk(tree):
         name = getattr(node, "id", getattr(node, "attr", ""))
@@ -163,7 +164,7 @@ def grade(number, points, submission, timeout):
             write_copy(copy, number, submission)
             outcomes = run_tests(copy, number, timeout)
             problems = [f"{test}: {why}" for test, why in outcomes.items() if why != "passed"]
-        except (Unsolved, OSError) as error:
+        except (Unsolved, OSError, ValueError) as error:  # ValueError: a file is no text
             outcomes, problems = {}, [str(error)]
     score = sum(worth for test, worth in points.items() if outcomes.get(test) == "passed")
     return {
