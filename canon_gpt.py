@@ -324,7 +324,8 @@ class Rotary(Positions):
         """What `model.to(..)`, `bfloat16()` and `to_empty(..)` call on each module. It makes the
         buffers anew, as those of `to_empty` would hold anything, and bfloat16 is too coarse."""
         super()._apply(fn, recurse)
-        self.make_buffers(self.cos.device)
+        with torch.inference_mode(False):  # training may follow
+            self.make_buffers(self.cos.device)
         return self
 
     def turn(self, x, start):
@@ -460,7 +461,7 @@ class Attention(Mixer):
         # exercise 5
         B, T, D = x.shape
         qkv = self.canon_b(self.qkv(x), state)  # (B, T, 3D)
-        q, k, v = qkv.view(B, T, 3, self.n_head, -1).unbind(2)  # (B, T, H, K)
+        q, k, v = qkv.unflatten(-1, (3, self.n_head, -1)).unbind(2)  # (B, T, H, K)
 
         start = 0  # how many tokens came before x
         if state is not None and self in state:
@@ -640,7 +641,8 @@ class CanonGPT(nn.Module):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)  # the output head
         self.init_weights()
         if config.tie_embeddings:
-            self.head.weight = self.embed.weight
+            tie_head(self)
+            self.register_load_state_dict_post_hook(tie_head)  # loading may replace the weights
         # Whether a text may be read in pieces: not if a layer of your own says `streams = False`.
         self.streams = all(getattr(module, "streams", True) for module in self.modules())
 
@@ -660,7 +662,7 @@ class CanonGPT(nn.Module):
     def forward(self, tokens, targets=None, loss_mask=None, state=None):
         """Next-token logits, and the loss if there are targets.
 
-        tokens     (B, T) int64
+        tokens     (B, T) int64, T >= 1
         targets    (B, T) int64, what should follow each token; or None
         loss_mask  (B, T) bool, which targets count; None: all. A negative one, such as PyTorch's
                    -100, never does
@@ -741,6 +743,11 @@ class CanonGPT(nn.Module):
             "embeddings": count_numbers(embeddings),
             "canon": count_numbers(canon),
         }
+
+
+def tie_head(model, missing_keys=None):
+    """Weight tying. The second argument is what PyTorch passes to hooks."""
+    model.head.weight = model.embed.weight
 
 
 def count_numbers(parameters):

@@ -117,7 +117,7 @@ def go_on(task, model, tokens, length, temperature, generator):
 
 def show(text):
     """Print a text, with ? in place of what the terminal's encoding lacks, such as ✓."""
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there may be no stdout
     print(text.encode(encoding, errors="replace").decode(encoding))
 
 

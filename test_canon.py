@@ -607,6 +607,16 @@ def test_initial_weights():
         assert abs(weight.var() / (bound**2 / 3) - 1) < 5 * (0.8 / weight.numel()) ** 0.5
 
 
+def test_a_tied_head_stays_tied_when_weights_are_loaded():
+    source = small_model(tie_embeddings=True)
+    with torch.device("meta"):
+        model = CanonGPT(source.config)
+    model.to_empty(device="cpu").load_state_dict(source.state_dict())
+    source.load_state_dict(model.state_dict(), assign=True)
+    for loaded in (model, source):
+        assert loaded.head.weight is loaded.embed.weight
+
+
 @parametrize("options", [{"canon_frozen": True}, {"tie_embeddings": True}, {"mixer": "gdn,mamba2"}])
 def test_matrices_decay_and_frozen_canons_stay(options):
     model = small_model(canon="acd", **options)

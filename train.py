@@ -46,8 +46,8 @@ from sample import answered, reading, show
 from tasks import ALIASES, TASKS, make_task, require, require_range, score_text, wrapped
 
 # torchrun starts several processes, and sets both variables. Without it, there is one process.
-RANK = int(os.environ.get("RANK", 0))  # the number of this process, from 0
 WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
+RANK = int(os.environ["RANK"]) if WORLD > 1 else 0  # the number of this process, from 0
 
 
 # ---- 1. Data, optimizer, learning rate -------------------------------------
@@ -333,8 +333,9 @@ def train(settings, task, config, command, stop_signals):
     if settings.device == "cuda":
         final["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     write_log(settings.out, [final | {"final": True}], mode="a")
-    if RANK == 0:
-        print_results(task, model, final, settings, autocast)
+    with contextlib.suppress(OSError):  # the terminal may be closed by now
+        if RANK == 0:
+            print_results(task, model, final, settings, autocast)
 
 
 # What you may want to add to this loop:
