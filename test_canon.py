@@ -2765,16 +2765,6 @@ TINY_COPY = "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no
 TINY_COPY += ["--steps", "20", "--device", "cpu"]
 
 
-@pytest.fixture
-def two_models(tmp_path, monkeypatch):
-    """An empty folder to work in. results/ is empty, too, and `copy` compares two models."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduce, "HERE", tmp_path / "results")
-    models = {"one layer": "", "one layer + Canon": "--canon abcd"}
-    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, names={})
-    monkeypatch.setitem(COMPARISONS, "copy", fewer)
-
-
 def dry_run(capsys, *flags):
     """The commands of the missing runs."""
     capsys.readouterr()
@@ -2782,8 +2772,14 @@ def dry_run(capsys, *flags):
     return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_is_missing_is_trained(two_models, capsys):
-    """One run is finished, one was begun, one has not begun."""
+def test_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
+    """results/ and out/ are empty, and `copy` compares two models."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "HERE", tmp_path / "results")
+    models = {"one layer": "", "one layer + Canon": "--canon abcd"}
+    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, names={})
+    monkeypatch.setitem(COMPARISONS, "copy", fewer)
+
     complete, begun, new = dry_run(capsys, "--seeds", "2")[:3]
     assert complete[0] == "python" and complete[1].endswith("train.py")
     train.main(complete[2:])
@@ -2795,27 +2791,21 @@ def test_what_is_missing_is_trained(two_models, capsys):
     Path(settings.out, "ckpt.pt").unlink()
     reproduce.main(["copy", "--seeds", "1", *TINY_COPY])
     printed = capsys.readouterr().out
-    assert dry_run(capsys, "--seeds", "1") == []
     assert "R1* | One layer copies with Canon, and not without | copy | undecided: too" in printed
     assert Path("out/copy_nano.png").exists()
+    assert dry_run(capsys, "--seeds", "1") == []
 
-
-def test_a_run_that_was_packed_is_not_missing_and_one_in_out_replaces_it(two_models, capsys):
-    (command, _) = dry_run(capsys, "--seeds", "1")
-    train.main(command[2:])
-    (run,) = plot.read_runs(Path("out").iterdir())
-    packed = {**run, "date": "earlier"}
+    runs = plot.read_runs(Path("out").iterdir())
     Path("results/copy").mkdir(parents=True)
-    plot.pack([packed], "results/copy/runs.json")
-    assert [there["date"] for there in reproduce.finished_runs()] == [run["date"]]
-    shutil.rmtree("out")
-    assert command not in dry_run(capsys, "--seeds", "1")
+    plot.pack([{**run, "date": "earlier"} for run in runs], "results/copy/runs.json")
+    assert all(run["date"] != "earlier" for run in reproduce.finished_runs())  # out/ comes first
 
 
 @parametrize("name", ("copy", "hops", "mlp"))
-def test_figures_are_drawn_from_packed_runs(name, tmp_path, monkeypatch):
+def test_figures_are_drawn_from_packed_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     reproduce.main([name, "--draw", "--dtype", "float32"])
+    assert " 0 of them missing" in capsys.readouterr().err
     assert Path(f"out/{name}_nano.png").stat().st_size > 10_000
 
 

@@ -28,7 +28,7 @@ HOPS = {"k=1": "1 hop", "k=2": "2 hops", "k=3": "3 hops", "k=4": "4 hops", "k=8"
 HOPS_AND_DEPTH = HOPS | {"hops mastered": "hops mastered"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """Every model is trained on every task."""
 
