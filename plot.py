@@ -17,6 +17,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import textwrap
 from collections import Counter
 from glob import glob
@@ -24,7 +25,9 @@ from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
-if __name__ == "__main__":  # matplotlib fails if Jupyter's backend, set here, is not installed
+if "ipykernel" not in sys.modules:
+    # Jupyter's terminal hands its backend to every program. Where that is not installed, matplotlib
+    # would not even be imported; and figures that are only saved need no backend.
     os.environ.pop("MPLBACKEND", None)
 
 import matplotlib

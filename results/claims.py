@@ -41,24 +41,24 @@ def add_scores(run):
 
     main             the task's main score
     depo0: answers   the same, under a name that no other task has
-    hops mastered    Depo: the largest k up to which each scored k is mastered
-    steps to k=1     Depo: the first evaluated step at which k=1 is mastered, inf if there is none
+
+    and for Depo, at the last evaluation:
+
+    hops mastered    the largest k up to which each scored k is mastered
+    steps to k=1     the first evaluated step at which k=1 is mastered, inf if there is none
     """
     task, units = run["task"]["name"], run["units"]
-    is_depo = task.startswith("depo")
     long_name = f"{task}: {MAIN_SCORES[task]}"
     units["main"] = units[long_name] = units.get(MAIN_SCORES[task], "share")
-    if is_depo:
-        units |= {"hops mastered": "hops", "steps to k=1": "steps"}
-    first = math.inf
     for evaluation in run["evals"]:
         scores = evaluation["eval"]
         scores["main"] = scores[long_name] = main_score(task, scores)
-        if is_depo:
-            if scores["k=1"] >= MASTERED:
-                first = min(first, evaluation["step"])
-            scores["hops mastered"] = hops_mastered(scores)
-            scores["steps to k=1"] = first
+    if task.startswith("depo"):
+        units |= {"hops mastered": "hops", "steps to k=1": "steps"}
+        last = run["evals"][-1]["eval"]
+        last["hops mastered"] = hops_mastered(last)
+        steps = [each["step"] for each in run["evals"] if each["eval"]["k=1"] >= MASTERED]
+        last["steps to k=1"] = min(steps, default=math.inf)
 
 
 def main_score(task, scores):
@@ -98,9 +98,9 @@ class Seeds:
     ceiling: float = math.inf
 
     def __post_init__(self):
-        self.lowest = min(self.values, default=math.nan)
-        self.highest = max(self.values, default=math.nan)
-        self.mean = sum(self.values) / max(1, len(self.values))
+        self.lowest = min(self.values)
+        self.highest = max(self.values)
+        self.mean = statistics.mean(self.values)
 
 
 def above(a, b):
@@ -202,37 +202,31 @@ class Claim:
 
 def judge(claim, groups):
     """One of VERDICTS. groups: {model: its runs on one task}"""
-    seeds = {model: seeds_of(groups.get(model, []), claim.score) for model in claim.models()}
-    verdicts = []
-    for relation, *arguments in claim.parts:
-        compared = [seeds[each] for each in arguments if each in seeds]
-        verdict = verdict_before_comparing(compared)
-        if verdict is None:
-            answer = relation(*[seeds.get(each, each) for each in arguments])
-            verdict = {True: HOLDS, False: FAILS, None: UNDECIDED}[answer]
-        verdicts.append(verdict)
+    verdicts = [judge_part(part, claim.score, groups) for part in claim.parts]
     return min(verdicts, key=VERDICTS.index)
 
 
-def verdict_before_comparing(compared):
-    """The verdict, whatever the relation says; None if that decides. compared: [Seeds, ..]"""
-    fewest = min(len(seeds.values) for seeds in compared)
+def judge_part(part, score, groups):
+    """The verdict on one part of a claim: (relation, model, ..)."""
+    relation, *arguments = part
+    models = [each for each in arguments if isinstance(each, str)]
+    fewest = min(len(groups.get(model, [])) for model in models)
     if fewest < SEEDS:
         return TOO_FEW if fewest else NOT_RUN
-    if len(compared) > 1 and all(seeds.highest <= seeds.chance for seeds in compared):
-        return AT_CHANCE
-    ceiling = max(seeds.ceiling for seeds in compared)
-    if len(compared) > 1 and all(seeds.lowest >= ceiling for seeds in compared):
-        return AT_CEILING
-    return None
+    seeds = {model: seeds_of(groups[model], score) for model in models}
+    if len(models) > 1:
+        if all(each.highest <= each.chance for each in seeds.values()):
+            return AT_CHANCE
+        ceiling = max(each.ceiling for each in seeds.values())
+        if all(each.lowest >= ceiling for each in seeds.values()):
+            return AT_CEILING
+    holds = relation(*[seeds.get(each, each) for each in arguments])
+    return {True: HOLDS, False: FAILS, None: UNDECIDED}[holds]
 
 
 def seeds_of(runs, score):
     """The Seeds of a model, from its runs on one task."""
-    values = plot.last_scores(runs, score)
-    if not values:
-        return Seeds([])
-    unit = runs[0]["units"][score]
+    values, unit = plot.last_scores(runs, score), runs[0]["units"][score]
     if unit in LESS_IS_BETTER:
         return Seeds([-value for value in values])
     if unit == "share":

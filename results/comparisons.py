@@ -24,23 +24,25 @@ import plot
 
 TWICE = "TWICE"  # in a model's flags, behind --steps: twice as many as the others train
 
+HOPS = {"k=1": "1 hop", "k=2": "2 hops", "k=3": "3 hops", "k=4": "4 hops", "k=8": "8 hops"}
+HOPS_AND_DEPTH = HOPS | {"hops mastered": "hops mastered"}
 
-@dataclass(frozen=True)
+
+@dataclass
 class Comparison:
     """Every model is trained on every task."""
 
-    minutes: int  # that a run takes at nano on one core
     tasks: tuple
     models: dict  # {name: train.py's flags}, in the order of drawing
-    title: str  # what the runs in results/ show
-    figure: Callable  # (groups, scores, title, headings) -> figure; groups: {name: its runs}
-    scores: dict  # {score: its heading in the figure; None: in the table only}
+    title: str  # what the runs in results/ show at nano
+    scores: dict  # {score: its heading in the figure}
+    figure: Callable = plot.bars  # (groups, scores, title, headings); groups: {name: its runs}
+    at_nano: str = ""  # train.py's flags for every model, where nano's recipe is not used
     names: dict = field(default_factory=dict)  # {model: its name in the figure}; none: as in models
-    at_nano: dict = field(default_factory=dict)  # {task: flags} where nano's recipe is not used
 
-    def own_recipe(self, task, preset):
-        """The flags that make its recipe another than the preset's."""
-        return self.at_nano.get(task, "") if preset == "nano" else ""
+    def own_flags(self, task, preset):
+        """On other tasks its claims are judged by other comparisons' runs, which lack at_nano."""
+        return self.at_nano if preset == "nano" and task in self.tasks else ""
 
 
 # ---- 1. What several comparisons share -------------------------------------
@@ -74,14 +76,11 @@ ABCD_LINEAR = {name: LINEAR[name] for name in LINEAR if name.endswith("+ AbCD")}
 
 # Another recipe for Depo0. Its batches are half as large as the preset's, so that the moment at
 # which a hop is learnt depends more on luck.
-FIRST_RECIPE = {"depo0": "--steps 24000 --batch-size 16 --lr 5e-3"}
-
-HOPS = {"k=1": "1 hop", "k=2": "2 hops", "k=3": "3 hops", "k=4": "4 hops", "k=8": "8 hops"}
+FIRST_RECIPE = "--steps 24000 --batch-size 16 --lr 5e-3"
 
 
 # ---- 2. How many hops each run masters -------------------------------------
 
-GREY, ORANGE = "#808080", "#e8590c"
 HOPS_TASK = """
 The arrows of a cycle
  c→a   b→d   d→c   a→b
@@ -103,20 +102,21 @@ def dots(groups, scores, title, headings):
     left.text(0, 1.1, HOPS_TASK.strip(), va="top", linespacing=1.5)
     left.text(0, -0.1, "Each dot is one training run.", fontsize=9, color="#666666")
 
-    most = max(run["task"]["K"] for run in next(iter(groups.values())))
-    columns = ["none", "1 arrow"] + [f"{hops} arrows" for hops in range(2, most + 1)]
-    right.set_xlim(-0.5, most + 0.5)
+    units = plot.all_runs(groups)[0]["units"]
+    columns = [0] + [int(name.removeprefix("k=")) for name in units if name.startswith("k=")]
+    names = ["none", "1 arrow"] + [f"{hops} arrows" for hops in columns[2:]]
+    right.set_xlim(-0.5, len(columns) - 0.5)
     right.set_ylim(len(groups) - 0.5, -0.5)  # row 0 is at the top
-    right.set_xticks(range(most + 1), columns)
+    right.set_xticks(range(len(columns)), names)
     right.set_yticks(range(len(groups)), list(groups))
     right.tick_params(length=0, labeltop=True, labelbottom=False)
     right.spines[:].set_visible(False)
     right.grid(axis="y", color="#eeeeee")
     for row, runs in enumerate(groups.values()):
-        colour = ORANGE if runs[0]["model"]["canon"] else GREY
+        colour = plot.ORANGE if runs[0]["model"]["canon"] else plot.GREY
         for hops, count in Counter(plot.last_scores(runs, "hops mastered")).items():
             x, y = centred_lines(count)
-            right.plot(hops + x, row + y, "o", color=colour, mec="white", ms=10)
+            right.plot(columns.index(hops) + x, row + y, "o", color=colour, mec="white", ms=10)
     return figure
 
 
@@ -128,10 +128,11 @@ def centred_lines(count, most=6):
 
 
 # ---- 3. The comparisons ----------------------------------------------------
+#
+# The minutes are for the preset nano on one CPU core.
 
 COMPARISONS = {
-    "copy": Comparison(
-        minutes=1,
+    "copy": Comparison(  # a minute a run
         tasks=("copy",),
         models={
             "one layer": "",
@@ -142,7 +143,7 @@ COMPARISONS = {
         },
         title="One layer of 16 dims copies whole lists with Canon, and none without",
         figure=plot.curves,
-        scores={"tokens": None, "sequences": "lists copied whole"},
+        scores={"sequences": "lists copied whole"},
         names={
             "one layer": "one layer of 16 dims",
             "one layer + Canon": "one layer of 16 dims + Canon",
@@ -150,18 +151,17 @@ COMPARISONS = {
             "128 dims": "one layer of 128 dims",
         },
     ),
-    "hops": Comparison(
-        minutes=40,
+    "hops": Comparison(  # 40 minutes a run
         tasks=("depo0",),
         models=PAIRS,
         title="Without Canon no run follows an arrow; with it, up to four",
         figure=dots,
-        scores={**dict.fromkeys(HOPS), "hops mastered": "hops mastered"},
+        scores=HOPS_AND_DEPTH,
         names=IN_PLAIN_WORDS,
     ),
-    "fewer": Comparison(
-        minutes=27,
+    "fewer": Comparison(  # 27 minutes a run
         tasks=("depo0",),
+        at_nano=FIRST_RECIPE,
         models={
             **PAIRS,
             "RoPE, twice the steps": f"--steps {TWICE}",
@@ -174,12 +174,9 @@ COMPARISONS = {
             "NoPE, K=1": "--K 1 --pos nope",
         },
         title="Asked for one hop only, RoPE masters it; asked for four, only models with Canon do",
-        figure=plot.bars,
-        scores=HOPS | {"hops mastered": "hops mastered"},
-        at_nano=FIRST_RECIPE,
+        scores=HOPS_AND_DEPTH,
     ),
-    "nope": Comparison(
-        minutes=5,
+    "nope": Comparison(  # 5 minutes a run
         tasks=("depo1",),
         models={
             **PAIRS,
@@ -188,11 +185,9 @@ COMPARISONS = {
             "H-ALiBi": "--pos halibi",
         },
         title="Without positions nothing is learnt; with Canon, nearly everything",
-        figure=plot.bars,
         scores=HOPS,
     ),
-    "ablation": Comparison(
-        minutes=5,
+    "ablation": Comparison(  # 5 minutes a run
         tasks=("depo1",),
         models={
             "none": "",
@@ -208,11 +203,9 @@ COMPARISONS = {
             "frozen": "--canon abcd --canon-frozen",
         },
         title="Each of the four points helps alone; all four help most",
-        figure=plot.bars,
         scores=HOPS,
     ),
-    "mlp": Comparison(
-        minutes=6,
+    "mlp": Comparison(  # 6 minutes a run
         tasks=("mano", "capo"),
         models={
             "gated": "",
@@ -225,20 +218,17 @@ COMPARISONS = {
             "ReLU^2 + Canon": "--mlp relu2 --canon abcd",
         },
         title="Canon helps with every kind of MLP",
-        figure=plot.bars,
         scores={"capo: bits/param": "Capo: facts stored", "mano: longest": "Mano: the longest"},
     ),
-    "linear": Comparison(
-        minutes=18,
+    "linear": Comparison(  # 18 minutes a run
         tasks=("depo1",),
         models=LINEAR,
         title="Without any convolution, linear mixers learn little",
-        figure=plot.bars,
         scores=HOPS,
     ),
-    "families": Comparison(
-        minutes=20,
+    "families": Comparison(  # 20 minutes a run
         tasks=("depo0",),
+        at_nano=FIRST_RECIPE,
         models={
             **PAIRS,
             **QUARTER,
@@ -246,25 +236,19 @@ COMPARISONS = {
             "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd",
         },
         title="NoPE + Canon masters four hops, recurrences with Canon one or two",
-        figure=plot.bars,
-        scores=HOPS | {"hops mastered": "hops mastered"},
-        at_nano=FIRST_RECIPE,
+        scores=HOPS_AND_DEPTH,
     ),
-    "capacity": Comparison(
-        minutes=7,
+    "capacity": Comparison(  # 7 minutes a run
         tasks=("capo",),
+        at_nano="--d-model 16",  # at the preset's width all models know nearly all
         models=PAIRS | QUARTER | ABCD_LINEAR,
         title="With Canon, recurrences store about as much as attention",
-        figure=plot.bars,
         scores={"capo: bits/param": "facts stored"},
-        at_nano={"capo": "--d-model 16"},  # at the preset's width all models know nearly all
     ),
-    "tasks": Comparison(
-        minutes=7,
+    "tasks": Comparison(  # some 7 minutes a run
         tasks=("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano"),
         models=PAIRS,
         title="Canon raises the score on each of these eight tasks",
-        figure=plot.bars,
         scores={
             "depo0: answers": "Depo0: answers",
             "depo1: answers": "Depo1: answers",
@@ -277,8 +261,7 @@ COMPARISONS = {
         },
         names=IN_PLAIN_WORDS,
     ),
-    "text": Comparison(
-        minutes=14,
+    "text": Comparison(  # 14 minutes a run
         tasks=("text",),
         models={
             **PAIRS,

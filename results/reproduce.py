@@ -4,16 +4,18 @@ Trains the runs of a comparison that neither results/ nor out/ has, one after an
 figure and judges its claims. A run in out/ replaces the one in results/ of the same model, rate and
 seed. After Ctrl-C, run the same command again.
 
-    python results/reproduce.py --list                  the comparisons, their claims and hours
+    python results/reproduce.py --list                  the comparisons
     python results/reproduce.py nope --seeds 6          six seeds of each model
+    python results/reproduce.py nope --lr 2e-3          another rate; each model shows its best one
     python results/reproduce.py nope --dry-run          prints the commands of the missing runs
     python results/reproduce.py nope --draw             trains nothing
-    python results/reproduce.py nope --lr 2e-3,4e-3     tries rates; each model shows its best one
     python results/reproduce.py claims                  judges all claims, writes claims.md
 
-Two runs side by side:
+Four runs side by side, here on a GPU; then their figure, their verdicts and how long they took:
 
-    python results/reproduce.py nope --dry-run | OMP_NUM_THREADS=1 xargs -P 2 -I{} sh -c '{}'
+    python results/reproduce.py hops --preset small --dry-run |
+        OMP_NUM_THREADS=1 xargs -P 4 -I{} sh -c '{}'
+    python results/reproduce.py hops --preset small
 
 Further flags go to train.py. Reading order: 1 the runs that a comparison wants; 2 those that are
 here, and each model's best learning rate; 3 training; 4 figure, tables, verdicts; 5 all claims;
@@ -21,37 +23,23 @@ here, and each model's best learning rate; 3 training; 4 figure, tables, verdict
 """
 
 import argparse
-import functools
 import json
 import os
 import shlex
-import signal
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+import claims
 import plot
 import train
 from canon_gpt import Refused
-from claims import (
-    CLAIMS,
-    LESS_IS_BETTER,
-    MAIN_SCORES,
-    NOT_RUN,
-    RESULTS,
-    SEEDS,
-    add_scores,
-    judge,
-    seeds_in_print,
-)
+from claims import CLAIMS, LESS_IS_BETTER, MAIN_SCORES, NOT_RUN, RESULTS, SEEDS
 from comparisons import COMPARISONS, TWICE
-
-TRAIN = os.path.relpath(train.__file__)
-
 
 # ---- 1. The runs that a comparison wants -----------------------------------
 
@@ -59,7 +47,7 @@ TRAIN = os.path.relpath(train.__file__)
 def arguments_for(comparison, task, model, preset, flags):
     """train.py's arguments for a model on a task. flags: further ones, for all models alike."""
     arguments = ["--task", task, "--preset", preset]
-    arguments += comparison.own_recipe(task, preset).split() + flags
+    arguments += comparison.own_flags(task, preset).split() + flags
     own = comparison.models[model].split()
     if TWICE in own:
         usual, _, _ = train.settings_of(arguments)
@@ -67,17 +55,20 @@ def arguments_for(comparison, task, model, preset, flags):
     return arguments + own
 
 
-def wanted_runs(comparison, preset, flags, seeds, rates):
-    """train.py's arguments for each run of a comparison, seed by seed. rates: for every model;
-    none: its usual rate."""
-    at_rates = [["--lr", rate] for rate in rates] or [[]]
+def wanted_runs(comparison, preset, flags, seeds):
+    """train.py's arguments for each run of a comparison, seed by seed."""
     found = []
     for seed in range(seeds):
         for task in comparison.tasks:
             for model in comparison.models:
                 arguments = arguments_for(comparison, task, model, preset, flags)
-                found += [[*arguments, "--seed", str(seed)] + at_rate for at_rate in at_rates]
+                found.append([*arguments, "--seed", str(seed)])
     return found
+
+
+def recipe_of(arguments):
+    """The recipe that train.py's arguments make."""
+    return train.recipe_of(*train.settings_of(arguments))
 
 
 def model_key(recipe):
@@ -96,24 +87,17 @@ def run_key(recipe):
     return model_key(recipe), recipe["training"]["lr"], recipe["seed"]
 
 
-@functools.cache
-def recipe_of(*arguments):
-    """The recipe that train.py's arguments make."""
-    return train.recipe_of(*train.settings_of(list(arguments)))
-
-
 def missing_runs(wanted, runs):
     """Of the wanted arguments those of the runs that are not here, with --resume where a run has
     begun."""
     there = {run_key(run) for run in runs}
-    missing = {}
+    missing = []
     for arguments in wanted:
-        key = run_key(recipe_of(*arguments))
-        if key not in there:
+        if run_key(recipe_of(arguments)) not in there:
             settings, _, _ = train.settings_of(arguments)
             has_begun = (settings.out / "ckpt.pt").exists()
-            missing[key] = arguments + (["--resume"] if has_begun else [])
-    return list(missing.values())
+            missing.append(arguments + (["--resume"] if has_begun else []))
+    return missing
 
 
 # ---- 2. The runs that are here ---------------------------------------------
@@ -127,116 +111,95 @@ def finished_runs():
     found = {}
     for run in plot.read_runs(packed + own):
         if run["seconds"] is not None and run["task"]["name"] in MAIN_SCORES:
-            add_scores(run)
+            claims.add_scores(run)
             found[run_key(run)] = run
     return sorted(found.values(), key=lambda run: run["seed"])
 
 
-def by_model(runs):
-    """{model_key: {learning rate: its runs}}"""
+def runs_by_model(comparison, task, preset, flags, runs):
+    """{model: its runs, at all rates}"""
     found = {}
-    for run in runs:
-        rates = found.setdefault(model_key(run), {})
-        rates.setdefault(run["training"]["lr"], []).append(run)
+    for model in comparison.models:
+        key = model_key(recipe_of(arguments_for(comparison, task, model, preset, flags)))
+        found[model] = [run for run in runs if model_key(run) == key]
     return found
 
 
-def rates_tried(comparison, task, preset, flags, found):
-    """{model: {learning rate: its runs}} of the models that have runs. found: see by_model."""
-    tried = {}
-    for model in comparison.models:
-        key = model_key(recipe_of(*arguments_for(comparison, task, model, preset, flags)))
-        if key in found:
-            tried[model] = found[key]
-    return tried
+def by_rate(runs):
+    """{learning rate: its runs}"""
+    found = {}
+    for run in sorted(runs, key=lambda run: run["training"]["lr"]):
+        found.setdefault(run["training"]["lr"], []).append(run)
+    return found
 
 
-def best_rate(rates):
-    """The learning rate with the best mean of the last main scores; in a tie the one that learns
-    sooner. Of two rates, one with fewer than three seeds comes after one with more.
-
-    rates: {learning rate: runs}
+def at_best_rate(runs):
+    """Of one model's runs those at the learning rate with the best mean of the last main scores; in
+    a tie the one that learns sooner. A rate with fewer than three seeds comes after one with more.
     """
-
-    def how_good(rate):
-        runs = rates[rate]
-        sign = -1 if runs[0]["units"]["main"] in LESS_IS_BETTER else 1
-        ends, course = [], []
-        for run in runs:
-            values = [sign * evaluation["eval"]["main"] for evaluation in run["evals"]]
-            ends.append(values[-1])
-            course += values
-        return min(len(runs), SEEDS), statistics.mean(ends), statistics.mean(course), rate
-
-    return max(rates, key=how_good)
+    return max(by_rate(runs).values(), key=how_good, default=[])
 
 
-def at_best_rates(tried):
-    """{model: its runs at its best rate}"""
-    return {model: rates[best_rate(rates)] for model, rates in tried.items()}
+def how_good(runs):
+    """What is larger for the better rate. runs: of one model at one rate"""
+    sign = -1 if runs[0]["units"]["main"] in LESS_IS_BETTER else 1
+    ends, course = [], []
+    for run in runs:
+        values = [sign * evaluation["eval"]["main"] for evaluation in run["evals"]]
+        ends.append(values[-1])
+        course += values
+    return min(len(runs), SEEDS), mean(ends), mean(course), runs[0]["training"]["lr"]
 
 
 # ---- 3. Training -----------------------------------------------------------
 
 
 def train_all(missing):
-    """Train these runs. Returns whether all have ended well."""
-    # Ctrl-C reaches train.py, too. It saves and ends; this program waits for it.
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    failed = 0
     for arguments in missing:
-        status = subprocess.run([sys.executable, train.__file__, *arguments]).returncode
-        if status < 0 or status > 128:  # it was told to stop
-            sys.exit(130)
-        failed += status != 0
-    signal.signal(signal.SIGINT, before)
-    return failed == 0
+        run = subprocess.Popen([sys.executable, train.__file__, *arguments])
+        try:
+            run.wait()
+        except KeyboardInterrupt:  # it reaches train.py, too, which saves and ends
+            sys.exit(run.wait())
 
 
 # ---- 4. Figure, tables, verdicts -------------------------------------------
 
 
-def show(name, preset, flags, found, path):
-    """Draw a comparison's figure, and print its scores and verdicts. found: see by_model."""
+def show(name, preset, flags, runs, path):
+    """Draw a comparison's figure, and print its scores, its verdicts and how long it took."""
     comparison = COMPARISONS[name]
     groups = {}  # {model: its runs at its best rate, on all tasks}
-    by_rate = {}
+    at_rates = {}
     verdicts = []
     for task in comparison.tasks:
-        tried = rates_tried(comparison, task, preset, flags, found)
-        best = at_best_rates(tried)
-        for model, rates in tried.items():
+        best = {}
+        for model, tried in runs_by_model(comparison, task, preset, flags, runs).items():
+            best[model] = at_best_rate(tried)
             groups.setdefault(model, []).extend(best[model])
-            for rate in sorted(rates):
-                by_rate[f"{model}, {task} at {rate}"] = rates[rate]
+            for rate, its_runs in by_rate(tried).items():
+                at_rates[f"{model}, {task} at {rate}"] = its_runs
         for claim in CLAIMS:
             if claim.comparison == name and task in claim.tasks:
                 title = f"{claim.result}{claim.star(task)} | {claim.title}"
-                verdicts.append(f"{title} | {task} | {judge(claim, best)}")
+                verdicts.append(f"{title} | {task} | {claims.judge(claim, best)}")
+    groups = {model: its_runs for model, its_runs in groups.items() if its_runs}
     if not groups:
         raise Refused(f"out/ and results/ have no runs of {name}")
 
-    here = set()
-    for runs in groups.values():
-        for run in runs:
-            here.update(run["units"])
-    scores = {score: comparison.scores[score] for score in comparison.scores if score in here}
-    draw(comparison, groups, scores, path)
-    print(f"\n{plot.table(groups, list(scores))}")
-    main_scores = [f"{task}: {MAIN_SCORES[task]}" for task in comparison.tasks]
-    print(f"\n{plot.table(by_rate, main_scores)}\n")
-    print("\n".join(verdicts))
-
-
-def draw(comparison, groups, scores, path):
-    """scores: {score: its heading; None: it is not drawn}"""
+    here = plot.score_names(groups)
+    headings = {score: heading for score, heading in comparison.scores.items() if score in here}
     names = comparison.names or {model: model for model in groups}
     shown = {names[model]: groups[model] for model in groups if model in names}
-    headings = {score: heading for score, heading in scores.items() if heading is not None}
-    figure = comparison.figure(
-        shown, scores=list(headings), title=comparison.title, headings=headings
-    )
-    plot.save(figure, path)
+    title = comparison.title if preset == "nano" else f"{name}, {preset}"
+    plot.save(comparison.figure(shown, list(headings), title, headings), path)
+
+    main_scores = [f"{task}: {MAIN_SCORES[task]}" for task in comparison.tasks]
+    minutes = [run["seconds"] / 60 for run in plot.all_runs(groups)]
+    print(f"\n{plot.table(groups, list(headings))}")
+    print(f"\n{plot.table(at_rates, main_scores)}\n")
+    print("\n".join(verdicts))
+    print(f"\nEach run took {min(minutes):.1f} to {max(minutes):.1f} minutes.")
 
 
 # ---- 5. All claims ---------------------------------------------------------
@@ -258,38 +221,36 @@ undecided or has not run."""
 
 
 def claims_page(runs):
-    """claims.md: for each result of the paper its claims, those with runs first."""
-    found = by_model(runs)
+    """claims.md: for each result of the paper its claims."""
     parts = [CLAIMS_HEAD]
     for result, about in RESULTS.items():
-        rows = []
+        rows = [["claim", "the paper", "rule", "here, each seed", "runs", "verdict"]]
         for claim in CLAIMS:
             if claim.result == result:
-                rows += rows_of(claim, runs, found)
-        rows.sort(key=lambda row: row[-1] == NOT_RUN)
-        head = ["claim", "the paper", "rule", "here, each seed", "runs", "verdict"]
-        parts += [f"## {result}: {about}", plot.markdown([head, *rows])]
+                rows += rows_of(claim, runs)
+        parts += [f"## {result}: {about}", plot.markdown(rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def rows_of(claim, runs, found):
+def rows_of(claim, runs):
     """A row for each task, preset and dtype that has runs, and for those of the comparison's tasks
-    that have none. found: see by_model."""
+    that have none."""
     comparison = COMPARISONS[claim.comparison]
     rows = []
     for task in claim.tasks:
         judged = []
-        kinds = {(run["preset"], run["dtype"]) for run in runs if run["task"]["name"] == task}
-        for preset, dtype in sorted(kinds):
-            flags = ["--dtype", dtype, "--device", "cpu"]
-            groups = at_best_rates(rates_tried(comparison, task, preset, flags, found))
-            verdict = judge(claim, groups)
+        on_task = [run for run in runs if run["task"]["name"] == task]
+        for preset, dtype in sorted({(run["preset"], run["dtype"]) for run in on_task}):
+            flags = ["--dtype", dtype]
+            tried = runs_by_model(comparison, task, preset, flags, on_task)
+            groups = {model: at_best_rate(its_runs) for model, its_runs in tried.items()}
+            verdict = claims.judge(claim, groups)
             if verdict != NOT_RUN:
                 where = f"{task}, {preset}, {dtype}"
-                own_recipe = comparison.own_recipe(task, preset)
-                if own_recipe:
-                    where += f", `{own_recipe}`"
-                judged.append([seeds_in_print(claim, task, groups), where, verdict])
+                own_flags = comparison.own_flags(task, preset)
+                if own_flags:
+                    where += f", `{own_flags}`"
+                judged.append([claims.seeds_in_print(claim, task, groups), where, verdict])
         if not judged and task in comparison.tasks:
             judged = [["", f"{task}: `reproduce.py {claim.comparison}`", NOT_RUN]]
         title = f"{claim.title}{claim.star(task)}"
@@ -298,15 +259,6 @@ def rows_of(claim, runs, found):
 
 
 # ---- 6. The command line ---------------------------------------------------
-
-
-def list_comparisons():
-    for name, comparison in COMPARISONS.items():
-        results = {claim.result: None for claim in CLAIMS if claim.comparison == name}
-        runs = SEEDS * len(comparison.models) * len(comparison.tasks)
-        hours = runs * comparison.minutes / 60
-        about = f"{', '.join(results):16}{runs:3} runs"
-        print(f"{name:10}{about}, {hours:4.1f} hours at nano on one core")
 
 
 def make_parser():
@@ -320,7 +272,6 @@ def make_parser():
     add("--list", action="store_true", help="name the comparisons")
     add("--preset", default="nano", help="nano (the default), small or paper")
     add("--seeds", type=int, default=SEEDS, help=f"of each model (default: {SEEDS})")
-    add("--lr", help="learning rates to try, as in 2e-3,4e-3")
     add("--dry-run", action="store_true", help="print the commands of the missing runs")
     add("--draw", action="store_true", help="train nothing")
     add("--out", type=Path, default="out", help="folder of figure or claims.md (default: out)")
@@ -328,13 +279,11 @@ def make_parser():
 
 
 def main(argv=None):
-    parser = make_parser()
-    options, flags = parser.parse_known_args(argv)
-    for flag in ("--task", "--seed", "--resume"):
-        if flag in flags:
-            parser.error(f"{flag}: each run of a comparison has its own")
+    options, flags = make_parser().parse_known_args(argv)
     if options.list or options.name is None:
-        list_comparisons()
+        for name, comparison in COMPARISONS.items():
+            runs = SEEDS * len(comparison.models) * len(comparison.tasks)
+            print(f"{name:10}{runs:3} runs   {comparison.title}")
     elif options.name == "claims":
         page = claims_page(finished_runs())
         print(page)
@@ -346,19 +295,17 @@ def main(argv=None):
 
 def compare(options, flags):
     """Train what is missing, draw and judge."""
-    comparison = COMPARISONS[options.name]
-    rates = options.lr.split(",") if options.lr else []
-    wanted = wanted_runs(comparison, options.preset, flags, options.seeds, rates)
+    wanted = wanted_runs(COMPARISONS[options.name], options.preset, flags, options.seeds)
     missing = missing_runs(wanted, finished_runs())
     print(f"{len(wanted)} runs, {len(missing)} of them missing", file=sys.stderr)
     if options.dry_run:
         for arguments in missing:
-            print(shlex.join(["python", TRAIN, *arguments]))
+            print(shlex.join(["python", os.path.relpath(train.__file__), *arguments]))
         return
-    well = options.draw or train_all(missing)
+    if not options.draw:
+        train_all(missing)
     path = options.out / f"{options.name}_{options.preset}.png"
-    show(options.name, options.preset, flags, by_model(finished_runs()), path)
-    sys.exit(0 if well else 1)
+    show(options.name, options.preset, flags, finished_runs(), path)
 
 
 if __name__ == "__main__":

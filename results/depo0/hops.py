@@ -18,8 +18,6 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))  # where claims.py is
 sys.path.insert(0, str(HERE.parents[2]))  # where plot.py is
 
-from matplotlib.figure import Figure
-
 import plot
 import sample
 from claims import MASTERED
@@ -70,11 +68,10 @@ def hop_ends(task, tokens, node):
 @torch.no_grad()
 def right_answers(task, model, off=()):
     """(scored k,): the shares of right answers, without the attention of the layers `off`."""
-    saved = copy.deepcopy(model.state_dict())
+    model = copy.deepcopy(model)
     for layer in off:
         model.blocks[layer - 1].mixer.out.weight.zero_()
     scores = task.evaluate(model, seed=0, n=SCORED_CYCLES)
-    model.load_state_dict(saved)
     return torch.tensor(list(scores.values()))
 
 
@@ -97,14 +94,12 @@ def right_without_layers(task, model):
 def show(panels, K, path):
     """Print {title: {column: (K,)}} as tables, and draw them: white is 0, dark is 1."""
     hops = ["1 hop"] + [f"{hop} hops" for hop in range(2, K + 1)]
-    height = (0.9 + 0.3 * K) * len(panels)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    axes = figure.subplots(len(panels), 1)
-    figure.suptitle("Which layer makes which hop?", x=0.01, ha="left", fontsize=15, weight="bold")
+    title = "Which layer makes which hop?"
+    figure, axes = plot.make_grid(len(panels), title, per_row=1, height=0.6 + 0.3 * K)
     for axis, (name, columns) in zip(axes, panels.items()):
         values = torch.stack(list(columns.values()), dim=1)  # (K, columns)
         axis.imshow(values.numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
-        axis.set_title(name, loc="left")
+        axis.set_title(name)
         axis.set_yticks(range(K), hops)
         axis.set_xticks(range(len(columns)), columns, fontsize=8)
         rows = [["", *columns]]
