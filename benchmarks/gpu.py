@@ -344,6 +344,7 @@ def print_table(bench):
 def main(argv=None):
     bench = Benchmark(__file__, __doc__, argv, minutes=10.0)
     if bench.device != "cuda" and not bench.toy:
+        bench.out.unlink()  # it would have no rows
         sys.exit("gpu.py: needs an NVIDIA GPU; --toy tries it without one")
     if bench.out is None:
         bench.out = Path(tempfile.mkdtemp(), "rows.jsonl")
