@@ -2916,7 +2916,13 @@ def test_a_submission_is_graded(solution, points, words, here, capsys):
 
 # ---- 8. benchmarks/ --------------------------------------------------------
 
-BENCHMARKS = {"generators": 10, "convolution": 3, "step": 6, "mixers": 7}  # rows, at least
+BENCHMARKS = {  # rows, at least
+    "generators": 10,
+    "convolution": 3,
+    "step": 6,
+    "mixers": 7,
+    "gpu": 25,
+}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -2931,6 +2937,7 @@ def test_benchmark_saves_its_rows(name, tmp_path):
     assert len(rows) >= BENCHMARKS[name]
     for row in rows:
         assert row["what"] in done.stdout
+        assert row.get("failed", "needs CUDA") == "needs CUDA"
         for field, value in row.items():
             if field == "error":  # against the definition
                 assert value is None or 0 <= value < (2e-2 if CUDA else 1e-5)

@@ -62,8 +62,8 @@ def sum_milliseconds(backward):
     return sum(kernel.self_device_time_total for kernel in sums) / 1e3  # from microseconds
 
 
-def main(argv=None):
-    bench = Benchmark(__file__, __doc__, argv)
+def measure(bench):
+    """A row for each shape and implementation."""
     device, dtype = bench.device, torch.float32
     rounds = 3 if bench.toy else 100
     shapes = [(2, 9, 32)] if bench.toy else [(32, 52, D) for D in (64, 192, 336)]
@@ -99,6 +99,10 @@ def main(argv=None):
             if device == "cuda":
                 row["sum_ms"] = sum_milliseconds(backward[name])
             bench.add(**row)
+
+
+def main(argv=None):
+    measure(Benchmark(__file__, __doc__, argv))
 
 
 if __name__ == "__main__":

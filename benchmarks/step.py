@@ -48,19 +48,25 @@ CANON = ["Canon-ABCD", "Canon-AC", "Canon-ABCD, definition"]
 LINEAR = ["GLA", "Mamba2", "Gated DeltaNet"]
 
 
-def make_step(name, flags):
-    """A function that trains the model by one step, and the settings of train.py."""
+def make_step(name, flags, graphs=True):
+    """A function that trains the model by one step, and the settings of train.py.
+
+    graphs  if False, the model is compiled without CUDA graphs, where train.py would use them
+    """
     settings, task, config = train.settings_of(f"{flags} {MODELS[name]} --workers 0".split())
     model = CanonGPT(config).to(settings.device)
     optimizer = train.adamw(model, settings)
-    fast_model = train.compiled_and_distributed(model, settings)
+    if graphs:
+        fast_model = train.compiled_and_distributed(model, settings)
+    else:
+        fast_model = torch.compile(model)
     mixed = settings.dtype == "bfloat16"
     autocast = torch.autocast(settings.device, torch.bfloat16, enabled=mixed)
     drawn = itertools.islice(train.load_batches(task, settings, steps_done=0), 4)
     batches = itertools.cycle(list(drawn))
 
     def step():
-        train.train_step(fast_model, optimizer, next(batches), settings, autocast)
+        return train.train_step(fast_model, optimizer, next(batches), settings, autocast)
 
     return step, settings
 
