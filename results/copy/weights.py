@@ -6,6 +6,7 @@ other lists. Prints the shares of numbers that are right.
 """
 
 import sys
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -31,15 +32,12 @@ def right_without(task, model, part, distance):
 
 
 def main():
-    kernel = 4
-    rows = [["", *(f"{part}, w_{i}" for part in "qkv" for i in range(1, kernel))]]
+    places = list(product("qkv", (1, 2, 3)))  # (part, distance)
+    rows = [["", *(f"{part}, w_{distance}" for part, distance in places)]]
     for folder in sys.argv[1:]:
         task, model = sample.load_model(folder)
-        row = [Path(folder).name]
-        for part in "qkv":
-            for distance in range(1, kernel):
-                row.append(f"{right_without(task, model, part, distance):.0%}")
-        rows.append(row)
+        shares = [right_without(task, model, *place) for place in places]
+        rows.append([Path(folder).name, *(f"{share:.0%}" for share in shares)])
     print(plot.markdown(rows))
 
 
