@@ -4,7 +4,8 @@ Asks a trained Depo0 model for K hops on 60 cycles of N nodes. The end of a hop 
 of its edge, with the two tokens behind it, into which Canon mixes the name. Measures which share of
 its attention each head gives to it, on average. Then switches off the attention of one layer at a
 time, and scores the model on 200 other cycles; at last, that of all layers together that can be
-spared one by one. Prints tables, and draws them as hops.png in the run's folder.
+spared one by one. Does the same with Canon in place of attention. Prints tables, and draws them as
+hops.png in the run's folder.
 """
 
 import copy
@@ -65,29 +66,42 @@ def hop_ends(task, tokens, node):
     return ends
 
 
+def attention_off(block):
+    """It adds nothing then."""
+    block.mixer.out.weight.zero_()
+
+
+def canon_off(block):
+    """Each vector passes unchanged then."""
+    for name, weight in block.named_parameters():
+        if "canon_" in name:
+            weight.zero_()
+
+
 @torch.no_grad()
-def right_answers(task, model, off=()):
-    """(scored k,): the shares of right answers, without the attention of the layers `off`."""
+def right_answers(task, model, switch_off=None, layers=()):
+    """(scored k,): the shares of right answers, with something switched off in these layers."""
     model = copy.deepcopy(model)
-    for layer in off:
-        model.blocks[layer - 1].mixer.out.weight.zero_()
+    for layer in layers:
+        switch_off(model.blocks[layer - 1])
     scores = task.evaluate(model, seed=0, n=SCORED_CYCLES)
     return torch.tensor(list(scores.values()))
 
 
-def right_without_layers(task, model):
-    """{what is off: (K,)}: the shares right of 1 .. K hops with nothing switched off, without each
-    layer's attention, and without that of all layers that can be spared one by one."""
+def right_without_layers(task, model, switch_off):
+    """{where it is off: (K,)}: the shares right of 1 .. K hops with it switched off nowhere, in one
+    layer at a time, and in all layers together in which it can be spared one by one."""
     task.scored = list(range(1, task.K + 1))
     found = {"nothing": right_answers(task, model)}
     spared = []
     for layer in range(1, len(model.blocks) + 1):
-        right = right_answers(task, model, [layer])
+        right = right_answers(task, model, switch_off, [layer])
         found[f"layer {layer}"] = right
         if right[-1] >= MASTERED:
             spared.append(layer)
     if len(spared) > 1:
-        found[f"layers {', '.join(map(str, spared))}"] = right_answers(task, model, spared)
+        together = f"layers {', '.join(map(str, spared))}"
+        found[together] = right_answers(task, model, switch_off, spared)
     return found
 
 
@@ -115,7 +129,9 @@ def main():
     panels = {}
     for asker, by_head in attention_to_hops(task, model).items():
         panels[f"Attention from {asker}"] = by_head
-    panels["Right answers, with attention switched off in"] = right_without_layers(task, model)
+    for part, switch_off in {"attention": attention_off, "Canon": canon_off}.items():
+        title = f"Right answers, with {part} switched off in"
+        panels[title] = right_without_layers(task, model, switch_off)
     show(panels, task.K, folder / "hops.png")
 
 
