@@ -148,10 +148,7 @@ def group(runs):
     groups = {}
     for seeds in by_recipe.values():
         members = list(seeds.values())
-        name = label(members[0], runs)
-        if any(run["seconds"] is None for run in members):
-            name += " (still training)"
-        groups[name] = members
+        groups[label(members[0], runs)] = members
     return groups
 
 
@@ -263,12 +260,11 @@ GREY, ORANGE = "#808080", "#e8590c"
 MIXER_COLOURS = {"mamba2": "C0", "gla": "C2", "gdn": "C4"}
 OTHER_COLOUR = "C5"  # hybrids, and mixers of your own
 MARKERS = ["", "o", "s", "^", "D", "v"]  # models that share colour and dashes differ in these
-WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Brevo
+WORDS = {"k": "hops", "l": "operations"}  # in Depo and Mano
 
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
-matplotlib.rc("text", parse_math=False)  # a $ in a folder's name is a $
 
 
 def curves(groups, scores=None, title=None, headings=None):
