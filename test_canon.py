@@ -2270,9 +2270,8 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     for text in shown:
         given, _, answer = text.partition("<query> [")
         words = given.split()[1:]
-        assert sorted(words) == list("12345678")
         said, mark, expected = re.split("([✓✗])", answer.rstrip("]"))
-        prompt = task.encode(f"<bos> {given.partition('<bos>')[2]} <query>")
+        prompt = task.encode(f"{given} <query>")
         greedy = model.generate(torch.tensor([prompt]), 8, temperature=0)[0, 10:]
         assert task.encode(said) == greedy.tolist()
         assert (mark == "✓") == (said.split() == words)
@@ -2789,16 +2788,9 @@ def test_the_layer_in_readme():
     assert canon(x.bfloat16()).dtype == torch.bfloat16
 
 
-PAGES = [
-    "README.md",
-    "results/README.md",
-    "results/depo0/recipes.md",
-    "examples/README.md",
-    "benchmarks/README.md",
-    "assignment/README.md",
-    "assignment/handout.md",
-    "assignment/teaching.md",
-]
+PAGES = [HERE / "README.md"]
+for folder in ("results", "examples", "benchmarks", "assignment"):
+    PAGES += sorted((HERE / folder).rglob("*.md"))
 
 
 def anchors(page):
@@ -2808,9 +2800,8 @@ def anchors(page):
     return {word.replace(" ", "-") for word in words}
 
 
-@parametrize("page", PAGES)
+@parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page):
-    page = HERE / page
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if link.startswith("http"):
             continue
@@ -2824,7 +2815,7 @@ def test_the_commands_shown_are_allowed():
     """Each `python train.py ..` of these pages; the folders of --config may not be there."""
     shown = 0
     for page in PAGES:
-        text = (HERE / page).read_text().replace("\\\n", " ")
+        text = page.read_text().replace("\\\n", " ")
         for command in re.findall(r"^ *python train\.py (--[^#\n|]*)", text, re.MULTILINE):
             if "--config" not in command and "--text" not in command:
                 train.settings_of(shlex.split(command))
