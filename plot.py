@@ -260,7 +260,7 @@ GREY, ORANGE = "#808080", "#e8590c"
 MIXER_COLOURS = {"mamba2": "C0", "gla": "C2", "gdn": "C4"}
 OTHER_COLOUR = "C5"  # hybrids, and mixers of your own
 MARKERS = ["", "o", "s", "^", "D", "v"]  # models that share colour and dashes differ in these
-WORDS = {"k": "hops", "l": "operations"}  # in Depo and Mano
+WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Brevo
 
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
