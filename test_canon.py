@@ -871,10 +871,11 @@ def test_linear_mixers_start_as_their_authors_have_them():
 
 
 @parametrize("mixer, share", dict(attention=4, gla=4, mamba2=6, gdn=6).items())
-def test_mixer_and_mlp_share_12_d2(mixer, share):
+@parametrize("mlp", ("swiglu", "silu"))
+def test_mixer_and_mlp_share_12_d2(mixer, share, mlp):
     """Beside matrices there are only gates, norms and convolutions."""
     with torch.device("meta"):
-        block = Block(Config(vocab_size=9, block_size=9, mixer=mixer), mixer)
+        block = Block(Config(vocab_size=9, block_size=9, mixer=mixer, mlp=mlp), mixer)
     for part, expected in ((block.mixer, share), (block.mlp, 12 - share)):
         count = sum(p.numel() for p in part.parameters())
         assert count == pytest.approx(expected * 768**2, rel=0.04)
