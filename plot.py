@@ -151,10 +151,7 @@ def group(runs):
     groups = {}
     for seeds in by_recipe.values():
         members = list(seeds.values())
-        name = label(members[0], runs)
-        if any(run["seconds"] is None for run in members):
-            name += " (still training)"
-        groups[name] = members
+        groups[label(members[0], runs)] = members
     return groups
 
 
@@ -271,7 +268,6 @@ WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Br
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
-matplotlib.rc("text", parse_math=False)  # a $ in a folder's name is a $
 
 
 def curves(groups, scores=None, title=None, headings=None):

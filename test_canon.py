@@ -9,6 +9,7 @@ here from the definitions; properties are tried on random shapes.
 import contextlib
 import copy
 import dataclasses
+import io
 import json
 import math
 import os
@@ -59,23 +60,7 @@ import reproduce
 import sample
 import tasks
 import train
-from canon_gpt import (
-    GLA,
-    MIXERS,
-    POSITIONS,
-    Attention,
-    Block,
-    Canon,
-    CanonGPT,
-    Config,
-    Mamba2,
-    canon_by_hand,
-    chunked_linear_attention,
-    heads,
-    linear_recurrence,
-    rotary_angles,
-    rotate,
-)
+from canon_gpt import Attention, Block, Canon, CanonGPT, Config, heads, linear_recurrence
 from claims import (
     Claim,
     Seeds,
@@ -227,27 +212,18 @@ def test_convolution_takes_any_strides_and_keeps_the_dtype(name):
         assert_close(value_and_gradients(conv, *other_way), want, atol=1e-5, rtol=1e-5)
         assert conv(x, weight).dtype == torch.float32
     assert conv(x.bfloat16(), weight).dtype == torch.bfloat16
-    same = dy[:1, :1, :1].expand(dy.shape)  # all strides are 0, as in the gradient of a sum
-    want = value_and_gradients(conv, x, weight, same.contiguous())
-    assert_close(value_and_gradients(conv, x, weight, same), want, atol=1e-5, rtol=1e-5)
 
 
-@parametrize("with_tail", (True, False))
 @parametrize("name", [
     pytest.param("causal_conv_reference", marks=exercise(1, 1)),
     pytest.param("causal_conv", marks=exercise(2, 1)),
 ])  # fmt: skip
-def test_convolution_gradcheck(name, with_tail):
-    """Against differences of values."""
-    shapes = [(2, 5, 4), (4, 4)]  # x, weight
-    if with_tail:
-        shapes.append((2, 3, 4))
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-
-    def conv(x, weight, tail=None):
-        return getattr(kernels, name)(x, weight, tail=tail)
-
-    assert gradcheck(conv, inputs)
+def test_convolution_gradcheck(name):
+    """Against differences of values, also in the inputs before the first."""
+    shapes = (2, 5, 4), (4, 4), (2, 3, 4)
+    numbers = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    x, weight, tail = numbers
+    assert gradcheck(getattr(kernels, name), (x, weight, True, tail))
 
 
 @parametrize("name", [
@@ -347,7 +323,7 @@ def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
 
 ATTENTION = [dict(canon="abcd", canon_kernel=8, canon_silu=True), dict(canon="ab", mlp="none")]
 ATTENTION += [dict(mlp=mlp, canon="abcd") for mlp in ("swiglu-relu2", "silu", "relu2")]
-for pos in POSITIONS:
+for pos in canon_gpt.POSITIONS:
     ATTENTION += [dict(pos=pos, canon=""), dict(pos=pos, canon="abcd")]
 
 
@@ -400,7 +376,8 @@ def test_attention_models_look_back_only_also_in_pieces(options):
 @parametrize("kernel", (2, 4))
 def test_canon_by_hand_equals_the_convolution(kernel):
     x, weight = torch.randn(2, 7, 3).double(), torch.randn(kernel, 3).double()
-    assert_same("canon_by_hand", canon_by_hand(x, weight), causal_conv_reference(x, weight))
+    by_hand = canon_gpt.canon_by_hand(x, weight)
+    assert_same("canon_by_hand", by_hand, causal_conv_reference(x, weight))
 
 
 @exercise(3, 3)
@@ -410,7 +387,7 @@ def test_canon_by_hand_equals_the_convolution(kernel):
 def test_a_canon_layer_streams(kernel, residual, silu):
     config = Config(1, 1, canon="a", canon_kernel=kernel, canon_residual=residual, canon_silu=silu)
     layer, x = Canon(6, config), torch.randn(2, 12, 6)
-    want = canon_by_hand(x, layer.weight) - x
+    want = canon_gpt.canon_by_hand(x, layer.weight) - x
     want = F.silu(want) if silu else want
     want = x + want if residual else want
     assert_same("at once", layer(x), want)
@@ -421,13 +398,13 @@ def test_a_canon_layer_streams(kernel, residual, silu):
 @exercise(4, 3)
 @parametrize("dims", (8, 2))
 def test_rotary_depends_on_the_distance_only(dims):
-    angles, half = rotary_angles(64, dims, 1e4).double(), dims // 2
+    angles, half = canon_gpt.rotary_angles(64, dims, 1e4).double(), dims // 2
     speeds = 10000.0 ** (-torch.arange(half).double() / half)
     assert_close(angles, torch.arange(64)[:, None] * speeds, atol=1e-6, rtol=1e-6)
     q, k = torch.randn(2, 8).double()
 
     def rows(u):
-        return rotate(u.expand(1, 64, 1, -1), angles.cos(), angles.sin())[0, :, 0]
+        return canon_gpt.rotate(u.expand(1, 64, 1, -1), angles.cos(), angles.sin())[0, :, 0]
 
     scores = rows(q) @ rows(k).T
     assert_same("q.k one step later", scores[1:, 1:], scores[:-1, :-1], atol=1e-4, rtol=0)
@@ -452,25 +429,32 @@ def test_angles_are_right_in_every_dtype_and_after_to_empty():
         assert torch.equal(rotary.cos, right.cos) and torch.equal(rotary.sin, right.sin)
 
 
-@exercise(5, 6)
-@parametrize("pos", POSITIONS)
-def test_attention_is_a_mean_of_values(pos):
-    """Also in pieces. It has four heads of 8 dims, and Canon-B before the positions."""
-    layer = Attention(Config(1, 9, n_head=4, d_model=32, canon="b", pos=pos))
-    x = torch.randn(3, 9, 32)
+def attention_by_hand(layer, x, pos):
+    """Which share of its attention each token gives to each, (B, H, T, T), and the values,
+    (B, T, H, 8). There are four heads of 8 dims."""
     q, k, v = (heads(u, 4) for u in layer.canon_b(layer.qkv(x)).chunk(3, dim=-1))
+    T = x.shape[1]
     if pos in ("rope", "rope4"):
-        angles = rotary_angles(9, 8 if pos == "rope" else 2, 1e4)
-        q, k = (rotate(u, angles.cos(), angles.sin()) for u in (q, k))
+        angles = canon_gpt.rotary_angles(T, 8 if pos == "rope" else 2, 1e4)
+        q, k = (canon_gpt.rotate(u, angles.cos(), angles.sin()) for u in (q, k))
     scores = torch.einsum("bthk, bshk -> bhts", q, k) / 8**0.5
-    distance = torch.arange(9)[:, None] - torch.arange(9)
-    nearest = torch.tensor([9, 9, 9, 9])  # how many tokens each head sees
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    nearest = torch.tensor([T, T, T, T])  # how many tokens each head sees
     if pos == "alibi":
         scores = scores - torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * distance
     if pos == "halibi":
-        nearest = torch.tensor([1, 2, 9, 9])
+        nearest = torch.tensor([1, 2, T, T])
     hidden = (distance < 0) | (distance >= nearest[:, None, None])
-    shares = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1), v
+
+
+@exercise(5, 6)
+@parametrize("pos", canon_gpt.POSITIONS)
+def test_attention_is_a_mean_of_values(pos):
+    """Also in pieces, and with Canon-B before the positions."""
+    layer = Attention(Config(1, 9, n_head=4, d_model=32, canon="b", pos=pos))
+    x = torch.randn(3, 9, 32)
+    shares, v = attention_by_hand(layer, x, pos)
     want = layer.out(torch.einsum("bhts, bshv -> bthv", shares, v).flatten(2))
     assert_same("attention at once", layer(x), want)
     for lengths in ((1, 4, 1, 3), (6, 3)):
@@ -495,7 +479,7 @@ def test_canon_points_are_where_the_paper_puts_them(points, mlp):
 
     def canon(h, point, module):
         assert isinstance(module, Canon) == (point in points)
-        return canon_by_hand(h, module.weight) if point in points else h
+        return canon_gpt.canon_by_hand(h, module.weight) if point in points else h
 
     assert isinstance(block.mixer.canon_b, Canon) == ("b" in points)
     canons = [module.weight.numel() for module in block.modules() if isinstance(module, Canon)]
@@ -532,11 +516,13 @@ def test_loss_counts_the_targets_in_nats():
     assert_close(model(tokens, targets, mask)[1], nats[known & mask].mean())
 
 
-class DoesNotStream(Canon):
-    streams = False
-
+class ForgetsItsStream(Canon):
     def forward(self, x, state=None):
         return super().forward(x)
+
+
+class DoesNotStream(ForgetsItsStream):
+    streams = False
 
 
 @patch.dict(canon_gpt.CANONS, own=DoesNotStream)
@@ -650,7 +636,7 @@ def test_model_compiles_in_one_graph(options, backend):
     assert_close(got, wanted, atol=1e-4, rtol=1e-3)
 
 
-@parametrize("mixer", MIXERS)
+@parametrize("mixer", canon_gpt.MIXERS)
 def test_bfloat16_throughout_and_by_autocast(mixer):
     model = small_model(canon="abcd", mixer=mixer).to(DEVICE)
     batch = some_tokens().to(DEVICE), some_tokens().to(DEVICE)
@@ -668,12 +654,11 @@ def test_bfloat16_throughout_and_by_autocast(mixer):
 
 
 # The first field named is the one that is refused.
-BAD_CONFIGS = [dict(n_layer=0), dict(block_size=10**10), dict(canon_kernel=9, canon="a")]
-BAD_CONFIGS += [dict(canon_kernel=3), dict(canon_type="mine", canon="a"), dict(canon="abe")]
-BAD_CONFIGS += [dict(canon="aa"), dict(canon="abc", mlp="none"), dict(mlp="gelu")]
-BAD_CONFIGS += [dict(pos="rotary"), dict(pos="alibi", mixer="gla"), dict(short_conv=True)]
-BAD_CONFIGS += [dict(mixer=""), dict(mixer="gdn,gdn,attention"), dict(d_model=36, mixer="gdn")]
-BAD_CONFIGS += [dict(d_model=20), dict(d_model=16, pos="rope4")]
+BAD_CONFIGS = [dict(n_layer=0), dict(canon_kernel=3), dict(canon_type="mine", canon="a")]
+BAD_CONFIGS += [dict(canon="abe"), dict(canon="aa"), dict(canon="abc", mlp="none")]
+BAD_CONFIGS += [dict(mlp="gelu"), dict(pos="rotary"), dict(pos="alibi", mixer="gla")]
+BAD_CONFIGS += [dict(short_conv=True), dict(mixer=""), dict(mixer="gdn,gdn,attention")]
+BAD_CONFIGS += [dict(d_model=20), dict(d_model=16, pos="rope4"), dict(d_model=36, mixer="gdn")]
 
 
 def test_a_changed_config_is_what_its_values_give_from_the_start():
@@ -785,7 +770,8 @@ def test_chunks_equal_the_loop(kind, case):
     inputs.append(torch.randn(B, H, K, V).double() if case % 2 else None)
     weights = torch.randn(B, T, H, V).double(), torch.randn(B, H, K, V).double()
     want = with_gradients(linear_recurrence, inputs, *weights)
-    got = with_gradients(partial(chunked_linear_attention, chunk=chunk), inputs, *weights)
+    in_chunks = partial(canon_gpt.chunked_linear_attention, chunk=chunk)
+    got = with_gradients(in_chunks, inputs, *weights)
     for name in want:
         what = f"{name}, chunks of {chunk} of {T}"
         assert_same(what, got[name], want[name], atol=1e-10, rtol=1e-10)
@@ -803,7 +789,7 @@ def test_chunks_are_right_for_any_decay(kind, strongest, dtype):
     low = [q.to(dtype), k.to(dtype), v.to(dtype), g, beta]
     dy = torch.randn(v.shape, device=DEVICE).double()
     autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16)
-    got = with_gradients(autocast(chunked_linear_attention), low, dy)
+    got = with_gradients(autocast(canon_gpt.chunked_linear_attention), low, dy)
     want = with_gradients(linear_recurrence, each(torch.Tensor.double, low), dy)
     assert got["o"].dtype == dtype and got["the last state"].dtype == torch.float32
     allowed = 1e-5 if dtype == torch.float32 else 10 * 2**-9
@@ -821,7 +807,7 @@ def test_a_stream_under_autocast_keeps_its_state_in_float32(kind):
     with torch.autocast(DEVICE, torch.bfloat16):
         for t in range(300):
             token = each(lambda u: u[:, t : t + 1].float().to(DEVICE), inputs)
-            _, state = chunked_linear_attention(*token, state=state)
+            _, state = canon_gpt.chunked_linear_attention(*token, state=state)
     assert relative_error(state.cpu(), want) < 1e-2
 
 
@@ -839,12 +825,12 @@ def slow_mixer(module, x):
         gate = F.silu(heads(module.gate(x), o.shape[2]))
         return module.out((module.norm(o) * gate).flatten(2))
 
-    if isinstance(module, GLA):
+    if isinstance(module, canon_gpt.GLA):
         qkv = own(module.canon_b(module.qkv(x)))
         q, k, v = (heads(u, 4) for u in qkv.split([D // 2, D // 2, D], dim=-1))
         decay = heads(torch.sigmoid(module.decay(x)) ** (1 / 16), 4)
         return gated(linear_recurrence(q * (D // 8) ** -0.5, k, v, decay.log())[0])
-    if isinstance(module, Mamba2):
+    if isinstance(module, canon_gpt.Mamba2):
         z, xBC, dt = module.canon_b(module.into(x)).split([2 * D, 2 * D + 128, 16], dim=-1)
         u, B, C = own(xBC).split([2 * D, 64, 64], dim=-1)  # without it, no SiLU either
         dt, u = F.softplus(dt + module.dt_bias), heads(u, 16)
@@ -903,17 +889,18 @@ def test_linear_mixers_start_as_their_authors_have_them():
 
 
 @parametrize("mixer, share", dict(attention=4, gla=4, mamba2=6, gdn=6).items())
-def test_mixer_and_mlp_share_12_d2(mixer, share):
+@parametrize("mlp", ("swiglu", "silu"))
+def test_mixer_and_mlp_share_12_d2(mixer, share, mlp):
     """Beside matrices there are only gates, norms and convolutions."""
     with torch.device("meta"):
-        block = Block(Config(vocab_size=9, block_size=9, mixer=mixer), mixer)
+        block = Block(Config(vocab_size=9, block_size=9, mixer=mixer, mlp=mlp), mixer)
     for part, expected in ((block.mixer, share), (block.mlp, 12 - share)):
         count = sum(p.numel() for p in part.parameters())
         assert count == pytest.approx(expected * 768**2, rel=0.04)
 
 
 def test_own_mixers_must_have_a_place_for_canon_b():
-    with patch.dict(MIXERS, own=lambda config: torch.nn.Identity()):
+    with patch.dict(canon_gpt.MIXERS, own=lambda config: torch.nn.Identity()):
         with pytest.raises(canon_gpt.Refused, match="no Canon-B"):
             Block(Config(9, 9, canon="b"), "own")
 
@@ -922,7 +909,7 @@ def test_own_mixers_must_have_a_place_for_canon_b():
 
 
 class Fake(torch.nn.Module):
-    """A model with these methods; evaluations ask its parameters for the device."""
+    """A model with these methods. Evaluations ask its parameters for the device."""
 
     def __init__(self, **methods):
         super().__init__()
@@ -931,9 +918,8 @@ class Fake(torch.nn.Module):
             setattr(self, name, method)
 
 
-def tiny_model(task):
-    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=1, d_model=8)
-    return CanonGPT(config)
+def tiny_model(task, n_layer=1):
+    return CanonGPT(Config(task.vocab_size, task.block_size, n_layer, n_head=2, d_model=16))
 
 
 def instances(task, count=1000):
@@ -1029,22 +1015,14 @@ def test_the_documents_of_every_preset_fit(preset, name):
 
 
 @parametrize("name", tasks.TASKS)
-def test_evaluation_gives_its_scores_on_fresh_data(name, monkeypatch):
-    task, seeds = make_task(name), []
-    draw = np.random.default_rng
-
-    def recorded(seed):
-        seeds.append(seed)
-        return draw(seed)
-
-    monkeypatch.setattr(np.random, "default_rng", recorded)
-    scores = task.evaluate(tiny_model(task), 3, 30)
+def test_evaluation_gives_its_scores_on_fresh_data(name):
+    task = make_task(name)
+    with patch.object(np.random, "default_rng", wraps=np.random.default_rng) as generator:
+        scores = task.evaluate(tiny_model(task), 3, 30)
     assert list(scores) == list(task.units)
     assert all(type(score) is float and math.isfinite(score) for score in scores.values())
-    assert name == "text" or [3, tasks.EVAL] in seeds
-    seeds.clear()
-    task.batch(3, 7, 2)
-    assert [3, tasks.TRAIN, 7] in seeds and [3, tasks.EVAL] not in seeds
+    if name != "text":  # it is scored on all that is held out
+        generator.assert_any_call([3, tasks.EVAL])
 
 
 class Count(tasks.Task):
@@ -1112,7 +1090,6 @@ def test_texts_are_the_tokens_in_words(name):
             continue  # a character of several bytes may be cut off
         text = task.decode(document.tokens)
         assert task.encode(text) == document.tokens
-        assert text == tasks.printed(task, Document(document.tokens))
     if name != "text":  # which has all bytes
         with pytest.raises(canon_gpt.Refused, match=f"^'king' is not a word of {name}$"):
             task.encode("<bos> king")
@@ -1769,6 +1746,14 @@ def tiny(flags, out="run"):
     return [*TINY, *flags.split(), "--out", out]
 
 
+def python(*words, **options):
+    """What a program prints, in a process of its own."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def logged(out):
     """The lines of a log. They are JSON, which has no NaN."""
     lines = Path(out, "metrics.jsonl").read_text().splitlines()
@@ -1788,7 +1773,6 @@ def same_weights(one, other):
 def here(tmp_path, monkeypatch):
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -1830,12 +1814,10 @@ def interruption(step, error=None):
 
 def test_command_line_end_to_end(here):
     """With so low a rate that the weights stay as they were."""
-    words = [*TINY, *"--canon DcbA --steps 50 --eval-every 30 --seed 5 --lr 1e-12".split()]
-    command = [sys.executable, HERE / "train.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    words = TINY + "--canon DcbA --steps 50 --eval-every 30 --seed 5 --lr 1e-12".split()
+    python(HERE / "train.py", *words)
     (run,) = Path("out").iterdir()
-    config, log, saved = json.loads((run / "config.json").read_text()), logged(run), checkpoint(run)
+    config, log = json.loads((run / "config.json").read_text()), logged(run)
     about = "run preset date device processes compiled python torch numpy chance units parameters"
     assert set(about.split()) <= set(config) and config["model"]["canon"] == "abcd"
     assert shlex.split(config["command"])[2:] == words
@@ -1847,13 +1829,11 @@ def test_command_line_end_to_end(here):
         assert line["tokens"] == line["step"] * 8 * 20
     last = log[-1]
     assert last["final"] is True and last["seconds"] > last["scoring_seconds"] >= 0
-    for words in ("copy: N 8", "1 layer of attention", "Canon-ABCD", "50 steps of 8", "✗"):
-        assert words in done.stdout
 
     torch.manual_seed(5)
     model = CanonGPT(Config(**config["model"]))
-    for name, weight in model.named_parameters():
-        assert torch.allclose(saved["model"][name], weight)
+    for name, weight in checkpoint(run)["model"].items():
+        assert torch.allclose(weight, model.get_parameter(name))
     tokens, mask = map(torch.from_numpy, task.batch(5, 19, 8))
     loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1].item()
     assert log[0]["loss"] == pytest.approx(loss, abs=1e-4)
@@ -1885,14 +1865,12 @@ def test_a_config_repeats_its_run(here):
 
 
 BAD_FLAGS = [  # the flags, and what the line names
-    ("--task sort", "task = 'sort'"),
     ("--preset huge", "preset = 'huge'"),
     ("--mixer conv", "mixer = 'conv'"),
     ("--steps 0", "steps = 0"),
     ("--steps many", "--steps"),
     ("--lr nan", "lr = nan"),
     ("--betas 0.9 1", "betas"),
-    ("--seed -1", "seed = -1"),
     ("--grad-accum 3", "a multiple of 3"),
     ("--schedule step", "schedule = 'step'"),
     ("--device abacus", "device = 'abacus'"),
@@ -1900,7 +1878,6 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--dtype float16", "dtype = 'float16'"),
     ("--mixer gla --pos rope", "pos = 'rope'"),
     ("--n-head 3", "d_model = 16"),
-    ("--block-size 9", "block_size = 9"),
     ("--K 5", "K = 5"),
     ("--task capo --exposures 3", "steps = 5"),
     ("--resume", "no checkpoint"),
@@ -1913,12 +1890,8 @@ BAD_FLAGS = [  # the flags, and what the line names
 @parametrize("flags, words", BAD_FLAGS)
 def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused):
     Path("notes.txt").write_text("mine")
-    usual = tiny("--steps 5")
-    if "--config" in flags or "--task" in flags:
-        usual = ["--out", "run", "--preset", "nano", "--steps", "5"]
-    if "--config" in flags:
-        usual = ["--out", "run"]
-    refused([*usual, *flags.split()], words)
+    usual = ["--out", "run"] if "--config" in flags else tiny("--steps 5")
+    refused(usual + flags.split(), words)
 
 
 def test_run_names_tell_runs_apart():
@@ -1940,18 +1913,16 @@ def test_run_names_tell_runs_apart():
 
 
 @parametrize("share", (1e-3, 1e3))
-def test_a_step_clips_gradients(share, monkeypatch):
-    config = Config(vocab_size=19, block_size=24, n_layer=1, n_head=2, d_model=16)
-    model, kept = CanonGPT(config), []
+def test_a_step_clips_gradients(share):
+    model = CanonGPT(Config(vocab_size=19, block_size=24, n_layer=1, n_head=2, d_model=16))
+    kept = []
 
     def step():
-        squares = [p.grad.square().sum() for p in model.parameters()]
-        kept.append(torch.stack(squares).sum().sqrt().item())
+        kept.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
 
-    settings = SimpleNamespace(**train.DEFAULTS | {"device": "cpu", "grad_accum": 3})
-    optimizer = train.adamw(model, settings)
-    monkeypatch.setattr(optimizer, "step", step)
-    tokens, mask = torch.randint(0, 19, (6, 25)), torch.ones(6, 25, dtype=torch.bool)
+    settings = SimpleNamespace(grad_accum=3)
+    optimizer = SimpleNamespace(step=step, zero_grad=model.zero_grad)
+    tokens, mask = some_tokens(6, 25), torch.ones(6, 25, dtype=torch.bool)
     batch = tokens, mask, torch.tensor(2 * 24 / share)  # so that each of three parts has this share
     for settings.clip, most in ((1.0, 1.0), (0.5, 0.5), (0, math.inf)):
         _, norm = train.train_step(model, optimizer, batch, settings, nullcontext())
@@ -1963,8 +1934,7 @@ def test_a_step_clips_gradients(share, monkeypatch):
 def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
     """Micro-batches, and the rows of several processes."""
     task = make_task(name)
-    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
-    model = CanonGPT(config).double()
+    model = tiny_model(task).double()
     no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
     batch = task.batch(5, 7, 12)
     tokens, mask = map(torch.from_numpy, batch)
@@ -1993,26 +1963,18 @@ def test_learning_rate_schedule():
 
 @parametrize("dtype", ("float32", "bfloat16"))
 def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
-    seen, in_scoring = set(), set()  # dtypes of attention, with and without gradients
-    attend, evaluate = F.scaled_dot_product_attention, train.evaluate
+    training, dtypes = [], []  # of each call of attention
+    attend = F.scaled_dot_product_attention
 
-    def watched_attention(query, *rest, **named):
-        seen.add((torch.is_grad_enabled(), query.dtype))
+    def watched(query, *rest, **named):
+        training.append(torch.is_grad_enabled())
+        dtypes.append(query.dtype)
         return attend(query, *rest, **named)
 
-    def watched_evaluate(*arguments):
-        earlier = set(seen)
-        seen.clear()
-        scores = evaluate(*arguments)
-        in_scoring.update(seen)
-        seen.update(earlier)
-        return scores
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attention)
-    monkeypatch.setattr(train, "evaluate", watched_evaluate)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     train.main(tiny(f"--steps 2 --dtype {dtype} --pos nope"))
-    chosen = getattr(torch, dtype)
-    assert (True, chosen) in seen and in_scoring == {(False, chosen)}
+    first_step = training.index(True)  # before it stands check_causal, partly in float32
+    assert not training[-1] and set(dtypes[first_step:]) == {getattr(torch, dtype)}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 
 
@@ -2053,14 +2015,28 @@ def test_a_compiler_that_fails_is_known_before_training(refused, monkeypatch):
 # -- What a run promises
 
 
+class DropsOut(Canon):
+    def forward(self, x, state=None):
+        return F.dropout(super().forward(x, state), 0.1, self.training)
+
+
+class ScoresInNumPy(tasks.Copy):
+    def evaluate(self, model, seed, n):
+        scores = super().evaluate(model, seed, n)
+        return {name: np.float64(score) for name, score in scores.items()}
+
+
+@patch.dict(canon_gpt.CANONS, own=DropsOut)
+@patch.dict(tasks.TASKS, copy=ScoresInNumPy)
 @parametrize("error", (None, KeyError("power failure")))
 def test_resume_goes_on_as_if_never_stopped(error, here):
-    """After a signal in step 48, or a crash there: same weights, same lines in the log."""
+    """After a signal in step 48, or a crash there: same weights, same lines in the log. Also where
+    a layer draws random numbers, and where scores are NumPy's."""
 
     def steady(out):
         return [[line.get(x) for x in ("step", "tokens", "loss", "eval")] for line in logged(out)]
 
-    flags = "--steps 60 --eval-every 20"
+    flags = "--steps 60 --eval-every 20 --canon ac --canon-type own"
     train.main(tiny(flags, "whole"))
     with interruption(48, error), pytest.raises(type(error) if error else SystemExit):
         train.main(tiny(flags))
@@ -2072,33 +2048,6 @@ def test_resume_goes_on_as_if_never_stopped(error, here):
         train.main(tiny(flags + " --resume"))
         assert steady("run") == steady("whole") and logged("run")[-1]["seconds"] >= 1000
     assert same_weights("run", "whole")
-
-
-class DropsOut(Canon):
-    def forward(self, x, state=None):
-        return F.dropout(super().forward(x, state), 0.1, self.training)
-
-
-@patch.dict(canon_gpt.CANONS, own=DropsOut)
-def test_random_layers_resume_too(here):
-    flags = "--steps 30 --eval-every 10 --canon ac --canon-type own"
-    train.main(tiny(flags, "whole"))
-    with interruption(25), pytest.raises(SystemExit, match="143"):
-        train.main(tiny(flags))
-    train.main(tiny(flags + " --resume"))
-    assert same_weights("run", "whole")
-
-
-class ScoresInNumPy(tasks.Copy):
-    def evaluate(self, model, seed, n):
-        return {"sequences": np.float64(0.5)}
-
-
-@patch.dict(tasks.TASKS, copy=ScoresInNumPy)
-def test_a_score_may_be_numpys(here):
-    train.main(tiny("--steps 2"))
-    train.main(tiny("--steps 2 --resume"))
-    assert logged("run")[-1]["eval"] == {"sequences": 0.5}
 
 
 def test_a_run_that_is_there_is_kept(refused):
@@ -2125,7 +2074,6 @@ def test_what_is_not_finite_ends_the_run(what, here, monkeypatch, capsys):
         loss, norm = real(*arguments)
         return (loss * math.nan, norm) if what == "loss" else (loss, norm * math.inf)
 
-    train.main(tiny("--steps 20 --eval-every 20", "whole"))
     with interruption(40, KeyError()), pytest.raises(KeyError):
         train.main(tiny("--steps 60 --eval-every 20"))
     monkeypatch.setattr(train, "train_step", broken)
@@ -2136,13 +2084,14 @@ def test_what_is_not_finite_ends_the_run(what, here, monkeypatch, capsys):
 
 
 class LooksAhead(Canon):
-    def forward(self, x, state=None):
-        return x + x.roll(-1, dims=1)
+    """Not at first, but as soon as its weights are not zero."""
 
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        self.ahead = torch.nn.Parameter(torch.zeros(width))
 
-class LooksAtAll(Canon):
     def forward(self, x, state=None):
-        return x + x.mean(1, keepdim=True)
+        return x + self.ahead * x.roll(-1, dims=1)
 
 
 class NormalizesOverTime(Canon):
@@ -2156,30 +2105,10 @@ class NormalizesOverTime(Canon):
         return self.norm(x.mT).mT
 
 
-class LooksAheadOnceTrained(Canon):
-    def __init__(self, width, config):
-        super().__init__(width, config)
-        self.ahead = torch.nn.Parameter(torch.zeros(width))
-
-    def forward(self, x, state=None):
-        return x + self.ahead * x.roll(-1, dims=1)
-
-
-class ForgetsItsStream(Canon):
-    def forward(self, x, state=None):
-        return super().forward(x)
-
-
-class DoesNotStream(ForgetsItsStream):
-    streams = False
-
-
 @parametrize("point", "abcd")
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
-    (LooksAtAll, "looks ahead"),
     (NormalizesOverTime, "looks ahead"),
-    (LooksAheadOnceTrained, "looks ahead"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip
 def test_a_layer_with_a_fault_is_refused(layer, words, point, refused):
@@ -2266,27 +2195,17 @@ def test_a_worker_that_is_killed_ends_its_run(here):
     assert process.returncode == 1 and are_gone([other])
 
 
-BUGGY = """
-import train
-from tasks import TASKS, Copy
-
-class Buggy(Copy):
+class Buggy(tasks.Copy):
     def batch(self, seed, step, batch_size):
         if step == 30:
             raise KeyError("a bug in the generator")
         return super().batch(seed, step, batch_size)
 
-TASKS["copy"] = Buggy
-train.main()
-"""
 
-
-def test_a_bug_in_a_worker_ends_the_run_with_its_traceback(here):
-    Path("buggy.py").write_text(BUGGY)
-    command = [sys.executable, "buggy.py", *tiny("--steps 60 --workers 2")]
-    path = {**os.environ, "PYTHONPATH": str(HERE)}
-    done = subprocess.run(command, capture_output=True, text=True, env=path, timeout=120)
-    assert done.returncode == 1 and "KeyError: 'a bug in the generator'" in done.stderr
+@patch.dict(tasks.TASKS, copy=Buggy)
+def test_a_bug_in_a_worker_ends_the_run(here):
+    with pytest.raises(KeyError, match="a bug in the generator"):
+        train.main(tiny("--steps 60 --workers 2"))
 
 
 @posix
@@ -2359,7 +2278,7 @@ def test_every_task_resumes_and_is_learnt_a_little(command, score, least, most, 
     monkeypatch.setattr(tasks.Mano, "modulus", 3)  # the tables of 23 take long to learn
     options = f"--preset nano --device {DEVICE} --no-compile --workers 0"
     options += " --eval-every 1000 --eval-size 128"
-    words = ["--task", *command.split(), *options.split(), "--out", "run"]
+    words = f"--task {command} {options} --out run".split()
     with interruption(1), pytest.raises(SystemExit, match="143"):
         train.main(words)
     train.main([*words, "--resume"])
@@ -2384,9 +2303,8 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     for text in shown:
         given, _, answer = text.partition("<query> [")
         words = given.split()[1:]
-        assert sorted(words) == list("12345678")
         said, mark, expected = re.split("([✓✗])", answer.rstrip("]"))
-        prompt = task.encode(f"<bos> {given.partition('<bos>')[2]} <query>")
+        prompt = task.encode(f"{given} <query>")
         greedy = model.generate(torch.tensor([prompt]), 8, temperature=0)[0, 10:]
         assert task.encode(said) == greedy.tolist()
         assert (mark == "✓") == (said.split() == words)
@@ -2402,107 +2320,96 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
 
 def test_the_instance_shown_has_full_size():
     task = make_task("depo0")
-    config = Config(task.vocab_size, task.block_size, n_layer=1, n_head=2, d_model=16)
-    text = sample.answered(task, CanonGPT(config).eval(), seed=0)
+    text = sample.answered(task, tiny_model(task), seed=0)
     assert text.partition("<query")[0].count(",") == task.N
 
 
-def test_a_terminal_without_check_marks_shows_the_rest(here):
-    train.main(tiny("--steps 2"))
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, HERE / "sample.py", "run"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0 and "<query> [" in done.stdout, done.stderr
+def test_a_terminal_without_check_marks_shows_the_rest(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    sample.show("[3 1 2 ✓]")
+    terminal.seek(0)
+    assert terminal.read() == "[3 1 2 ?]\n"
 
 
 # ---- 5. plot.py ------------------------------------------------------------
 
 
-def toy_run(*values, name="toy", seed=0, lr=0.01, unit="share", chance=None, **model):
-    """A run as plot.py reads it. values: of its scores k=1, k=2 .. after 10, 20 .. steps."""
+def toy_run(*values, seed=0, N=6, lr=0.01, **model):
+    """A run as plot.py reads it. values: of its score after 10, 20 .. steps."""
     evals = []
-    for number, scores in enumerate(values, 1):
-        by_name = {f"k={k}": value for k, value in enumerate(scores, 1)}
-        evals.append({"step": 10 * number, "eval": by_name})
-    config = Config(vocab_size=9, block_size=9, **model)
+    for number, value in enumerate(values, 1):
+        evals.append({"step": 10 * number, "eval": {"k=1": value}})
     return {
-        "run": name,
-        "task": {"name": "depo1", "N": 6},
-        "model": vars(config),
-        "training": {"lr": lr, "steps": 30, "batch_size": 4},
+        "task": {"name": "depo1", "N": N},
+        "model": vars(Config(vocab_size=9, block_size=9, **model)),
+        "training": {"lr": lr},
         "dtype": "float32",
         "seed": seed,
         "preset": "nano",
         "evals": evals,
         "seconds": 3.0,
-        "units": dict.fromkeys(["k=1", "k=2", "k=3"], unit),
-        "chance": chance,
+        "units": {"k=1": "share"},
+        "chance": 0.25,
     }
-
-
-def write_toy_run(folder, run, final=True):
-    """The run as train.py leaves it, without a checkpoint."""
-    folder = Path(folder)
-    folder.mkdir(parents=True)
-    config = {part: run[part] for part in run if part not in ("evals", "seconds")}
-    (folder / "config.json").write_text(json.dumps(config))
-    lines = list(run["evals"])
-    if final:
-        lines.append({**lines[-1], "final": True, "seconds": 3.0})
-    log = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(log)
 
 
 def test_runs_are_read_packed_and_read_again(here):
     """Once each. Figures, and runs that have no scores yet, are left out."""
-    finished, training = toy_run((0.2,), (0.4,)), toy_run((0.3,), seed=1)
-    training["seconds"] = None
-    write_toy_run("out/a", finished)
-    write_toy_run("out/b", training, final=False)
-    write_toy_run("out/not_begun", toy_run(), final=False)
+    flags = "--steps 40 --eval-every 20"
+    train.main(tiny(flags, "out/finished"))
+    with interruption(30), pytest.raises(SystemExit):
+        train.main(tiny(flags, "out/stopped"))
+    with interruption(15), pytest.raises(SystemExit):
+        train.main(tiny(flags, "out/without_scores"))
     Path("out/figure.png").touch()
-    with open("out/b/metrics.jsonl", "a") as file:
-        file.write('{"step": 20, "ev')  # half a line, as while it trains
+    with open("out/stopped/metrics.jsonl", "a") as file:
+        file.write('{"step": 40, "ev')  # half a line, as while it trains
     runs = plot.read_runs(sorted(Path("out").iterdir()))
-    assert runs == [finished, training]
+    finished, stopped = runs
+    last = logged("out/finished")[-1]
+    assert [line["step"] for line in finished["evals"]] == [20, 40]
+    assert finished["evals"][-1]["eval"] == last["eval"] and finished["seconds"] == last["seconds"]
+    assert [line["step"] for line in stopped["evals"]] == [20] and stopped["seconds"] is None
     plot.pack(runs, "packed.json")
-    assert plot.read_runs(["packed.json", "out/a"]) == runs
+    assert plot.read_runs(["packed.json", "out/finished"]) == runs
 
 
-MODEL_NAMES = {
-    "RoPE": {},
-    "NoPE + Canon-AC": {"pos": "nope", "canon": "ac"},
-    "RoPE + Canon-ABCD (no-res, kernel 2)": {
-        "canon": "abcd",
-        "canon_residual": False,
-        "canon_kernel": 2,
-    },
-    "RoPE + Canon-A (act)": {"canon": "a", "canon_silu": True},
-    "RoPE + Canon-A (cst)": {"canon": "a", "canon_frozen": True},
-    "GLA": {"mixer": "gla", "short_conv": False},
-    "GLA (conv)": {"mixer": "gla", "short_conv": True},
-    "GDN + Canon-AbCD": {"mixer": "gdn", "canon": "acd", "short_conv": True},
-    "GDN + Canon-ABCD (conv)": {"mixer": "gdn", "canon": "abcd", "short_conv": True},
-    "Mamba2/RoPE(1/4)": {"mixer": "mamba2,attention", "pos": "rope4", "short_conv": False},
-}
+MODEL_NAMES = [
+    ("RoPE", dict()),
+    ("NoPE + Canon-AC", dict(pos="nope", canon="ac")),
+    ("RoPE + Canon-D (no-res, kernel 2)", dict(canon="d", canon_residual=False, canon_kernel=2)),
+    ("RoPE + Canon-A (act)", dict(canon="a", canon_silu=True)),
+    ("RoPE + Canon-A (cst)", dict(canon="a", canon_frozen=True)),
+    ("GLA", dict(mixer="gla", short_conv=False)),
+    ("GLA (conv)", dict(mixer="gla", short_conv=True)),
+    ("GDN + Canon-AbCD", dict(mixer="gdn", canon="acd", short_conv=True)),
+    ("GDN + Canon-ABCD (conv)", dict(mixer="gdn", canon="abcd", short_conv=True)),
+    ("Mamba2/RoPE(1/4)", dict(mixer="mamba2,attention", pos="rope4", short_conv=False)),
+]
 
 
-@parametrize("name", MODEL_NAMES)
-def test_models_are_named_as_in_the_paper(name):
-    model = vars(Config(vocab_size=9, block_size=9, d_model=192, **MODEL_NAMES[name]))
-    assert plot.model_name(model) == name
+@parametrize("name, options", MODEL_NAMES)
+def test_models_are_named_as_in_the_paper(name, options):
+    assert plot.model_name(vars(Config(vocab_size=9, block_size=9, d_model=192, **options))) == name
 
 
 def test_groups_are_recipes_in_drawing_order():
     """Their labels say how recipes differ. Of one recipe and seed the later run counts."""
-    nope, canon = {"pos": "nope"}, {"canon": "abcd"}
-    models = [{"mixer": "gla"}, {**nope, **canon}, nope, canon, {"n_layer": 2}, {}, {}]
-    runs = [toy_run((number / 10,), **model) for number, model in enumerate(models)]
-    groups = plot.group([toy_run((0.7,), seed=1), *runs])
+    groups = plot.group([
+        toy_run(0.7, seed=1),
+        toy_run(0.0, mixer="gla"),
+        toy_run(0.1, pos="nope", canon="abcd"),
+        toy_run(0.2, pos="nope"),
+        toy_run(0.3, canon="abcd"),
+        toy_run(0.4, lr=0.02),
+        toy_run(0.5),
+        toy_run(0.6),
+    ])  # fmt: skip
     last = {label: plot.last_scores(members, "k=1") for label, members in groups.items()}
     assert list(last.items()) == [
-        ("RoPE, n_layer 2", [0.4]),
-        ("RoPE, n_layer 12", [0.6, 0.7]),
+        ("RoPE, lr 0.02", [0.4]),
+        ("RoPE, lr 0.01", [0.6, 0.7]),
         ("RoPE + Canon-ABCD", [0.3]),
         ("NoPE", [0.2]),
         ("NoPE + Canon-ABCD", [0.1]),
@@ -2510,80 +2417,55 @@ def test_groups_are_recipes_in_drawing_order():
     ]
 
 
-@parametrize("unit, texts", [("share", ["20%, 90%", "50%"]), ("nats", ["0.200, 0.900", "0.500"])])
-def test_a_table_has_every_seed(unit, texts):
-    two = [toy_run((0.2,), unit=unit), toy_run((0.9,), unit=unit, seed=1)]
-    one = [toy_run((0.1, 0.4), (0.5, 0.3), unit="share")]
-    rows = plot.table({"without": two, "with": one}, ["k=1"]).splitlines()
+TWO_GROUPS = {
+    "without": [toy_run(0.2, 0.4, 0.5), toy_run(0.4, 0.8, seed=1), toy_run(0.9, 0.9, seed=2)],
+    "with": [toy_run(0.9, 0.95, canon="abcd")],
+}
+
+
+def test_a_table_has_every_seed():
+    rows = plot.table(TWO_GROUPS).splitlines()
     assert rows[0] == "| model | runs | k=1 |"
-    assert rows[2] == f"| without | seeds 0, 1 | {texts[0]} |"
-    assert rows[3] == f"| with | seed 0 | {texts[1]} |"
+    assert rows[2] == "| without | seeds 0, 1, 2 | 50%, 80%, 90% |"
+    assert rows[3] == "| with | seed 0 | 95% |"
 
 
 def test_curves_are_runs_and_their_median():
     """The median goes as far as all seeds have come."""
-    groups = {
-        "without": [
-            toy_run((0.2,), (0.4,), (0.5,), chance=0.25),
-            toy_run((0.4,), (0.8,), seed=1, chance=0.25),
-        ],
-        "with": [toy_run((0.9, 0.7), (0.95, 0.8), canon="abcd", chance=0.25)],
-    }
-    figure = plot.curves(groups, headings={"k=2": "two"})
-    first, second = figure.axes
-    drawn = [list(line.get_ydata()) for line in first.lines]
-    runs, medians = [[0.2, 0.4, 0.5], [0.4, 0.8]], [0.3, 0.6]
-    assert drawn[:2] == runs and drawn[2] == pytest.approx(medians)
-    assert drawn[3:] == [[0.9, 0.95], [0.9, 0.95], [0.25, 0.25]]
-    assert second.get_title("left") == "two"
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["without", "with", "single seed", "chance"]
+    (axis,) = plot.curves(TWO_GROUPS).axes
+    drawn = [list(line.get_ydata()) for line in axis.lines]
+    without, median = [[0.2, 0.4, 0.5], [0.4, 0.8], [0.9, 0.9]], [0.4, 0.8]
+    chance = [0.25, 0.25]
+    assert drawn == [*without, median, [0.9, 0.95], [0.9, 0.95], chance]
 
 
 def test_bars_are_medians_and_dots_are_runs():
-    runs = [toy_run((value,), seed=seed) for seed, value in enumerate((0.2, 0.9, 0.3))]
-    groups = {"without": runs, "with": [toy_run((1.0, 0.5), canon="abcd")]}
-    first, second = plot.bars(groups).axes
-    assert [bar.get_width() for bar in first.patches] == [0.3, 1.0]
-    assert [list(line.get_xdata()) for line in first.lines] == [[0.2, 0.9, 0.3], [1.0]]
-    assert [text.get_text() for text in first.texts] == ["30%", "100%"]
-    assert [text.get_text() for text in second.texts] == ["50%"]
-
-
-def weights_by_hand(block, x):
-    """softmax(q k^T / sqrt(K)) of an attention block without positions: (heads, T, T)."""
-    mixer = block.mixer
-    qkv = mixer.canon_b(mixer.qkv(block.canon_a(block.norm1(x))))  # (1, T, 3D)
-    T = qkv.shape[1]
-    q, k, _ = qkv[0].view(T, 3, mixer.n_head, -1).unbind(1)  # (T, heads, K)
-    logits = torch.einsum("thk,shk->hts", q, k) / q.shape[-1] ** 0.5
-    later = torch.ones(T, T, dtype=torch.bool).triu(1)
-    return logits.masked_fill(later, -math.inf).softmax(-1)
+    (axis,) = plot.bars(TWO_GROUPS).axes
+    assert [bar.get_width() for bar in axis.patches] == [0.8, 0.95]
+    dots = [list(line.get_xdata()) for line in axis.lines]
+    assert dots == [[0.5, 0.8, 0.9], [0.95], [0.25, 0.25]]  # the last is chance
 
 
 @torch.no_grad()
 def test_attention_maps_are_the_weights_of_attention():
-    config = Config(
-        vocab_size=9, block_size=8, n_layer=4, n_head=2, d_model=16, pos="nope", canon="ab",
-        mixer="gla,attention",
-    )  # fmt: skip
-    model = CanonGPT(config)
+    options = dict(n_layer=4, n_head=4, d_model=32, pos="nope", canon="ab", mixer="gla,attention")
+    model = CanonGPT(Config(vocab_size=9, block_size=8, **options))
     tokens = [1, 2, 3, 4, 3, 2]
     maps = plot.attention_maps(model, tokens)
-    assert list(maps) == [(2, 1), (2, 2), (4, 1), (4, 2)]
+    assert list(maps) == list(product((2, 4), (1, 2, 3, 4)))
     x = model.embed(torch.tensor([tokens]))
     for layer, block in enumerate(model.blocks, 1):
         if layer in (2, 4):
-            first, second = weights_by_hand(block, x)
-            assert_close(maps[layer, 1], first)
-            assert_close(maps[layer, 2], second)
+            seen = block.canon_a(block.norm1(x))
+            (shares,), _ = attention_by_hand(block.mixer, seen, "nope")
+            assert_close(torch.stack([maps[layer, head] for head in (1, 2, 3, 4)]), shares)
         x = block(x)
 
 
 def test_inside_draws_the_sharpest_heads_first(monkeypatch):
     """To write the four numbers of the list, after <bos>, the list and <query>."""
     task = make_task("copy", N=4, block_size=9)
-    model = CanonGPT(Config(task.vocab_size, task.block_size, n_layer=3, n_head=2, d_model=16))
+    model = tiny_model(task, n_layer=3)
     monkeypatch.setattr(plot, "load_model", lambda folder: (task, model))
     blurred = torch.ones(9, 9).tril() / torch.arange(1, 10).unsqueeze(1)
     maps = {(1, 1): blurred, (2, 2): torch.eye(9)}
@@ -2595,65 +2477,26 @@ def test_inside_draws_the_sharpest_heads_first(monkeypatch):
 
 
 def test_plot_draws_each_size_in_a_figure_of_its_own(here, capsys):
-    """From folders, which it finds by their pattern, and from the file that it packed."""
-    smaller = [toy_run((0.2,)), toy_run((0.8,), canon="abcd")]
-    larger = [toy_run((0.1,), n_layer=layers) for layers in range(1, 12)]  # too many for curves
-    for run in larger:
-        run["task"] = {"name": "depo1", "N": 9}
-    for number, run in enumerate(smaller + larger):
-        write_toy_run(f"out/{number}", run)
-    plot.main(["out/*", "--save", "packed.json"])
+    """From files, which it finds by their pattern, and from the file into which it packs them."""
+    plot.pack([toy_run(0.2), toy_run(0.8, canon="abcd")], "smaller.json")
+    many = [toy_run(0.1, N=9, n_layer=layers) for layers in range(1, 12)]  # too many for curves
+    plot.pack(many, "larger.json")
+    plot.main(["*er.json", "--save", "packed.json"])
     printed = capsys.readouterr().out
     plot.main(["packed.json"])
-    assert sorted(capsys.readouterr().out.splitlines()) == sorted(printed.splitlines())
+    assert capsys.readouterr().out == printed
     assert "| RoPE + Canon-ABCD | seed 0 | 80% |" in printed
     for name in ("out/depo1_nano_N=6.png", "out/depo1_nano_N=9.png"):
         assert name in printed and Path(name).stat().st_size > 10_000
 
 
-OWN_MIXER = """
-from canon_gpt import MIXERS, Attention
-
-class Mine(Attention):
-    pass
-
-MIXERS["mine"] = Mine
-"""
-
-
-def test_plot_draws_the_inside_of_a_model_of_ones_own(here, capsys, monkeypatch):
-    monkeypatch.setattr(canon_gpt, "MIXERS", dict(canon_gpt.MIXERS))  # restored at the end
-    Path("mine.py").write_text(OWN_MIXER)
-    sample.register("mine.py")
-    flags = "--task copy --preset nano --N 4 --block-size 9 --steps 1 --device cpu --workers 0"
-    train.main([*flags.split(), "--no-compile", "--mixer", "mine", "--out", "run"])
-    del canon_gpt.MIXERS["mine"]
-    capsys.readouterr()
-    plot.main(["--inside", "run", "--program", "mine.py", "--out", "."])
-    assert capsys.readouterr().out == "run_inside.png\n"
-
-
-NOT_DRAWN = {
-    "no scores yet": ["begun"],
-    "damaged": ["damaged"],
-    "no_runs.json": ["no_runs.json"],
-    "missing": ["missing"],
-    "gone": ["--inside", "gone"],
-}
-
-
-@parametrize("word", NOT_DRAWN)
-def test_what_cannot_be_drawn_ends_with_one_line(word, here, capsys):
-    write_toy_run("begun", toy_run(), final=False)
-    write_toy_run("damaged", toy_run((0.5,)))
-    Path("damaged/metrics.jsonl").write_text("{\n")
-    Path("no_runs.json").write_text('{"runs": 5}')
-    with pytest.raises(SystemExit) as stopped:
-        plot.main(NOT_DRAWN[word])
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2 and not printed.out
-    (line,) = printed.err.splitlines()
-    assert line.startswith("plot.py: ") and word in line
+def test_what_cannot_be_drawn_is_refused(refused):
+    plot.pack([toy_run()], "begun.json")
+    Path("damaged.json").write_text('{"runs": 5}')
+    refused(["begun.json"], "no scores yet", main=plot.main)
+    refused(["damaged.json"], "damaged.json", main=plot.main)
+    refused(["missing"], "missing", main=plot.main)
+    refused(["--inside", "missing"], "missing", main=plot.main)
 
 
 # ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
@@ -2855,10 +2698,6 @@ def test_an_empty_hole_fails_its_tests(tmp_path):
     copy, report = tmp_path / "copy", tmp_path / "report.xml"
     make.write_assignment(copy, only=None)
     holes = [f"exercise{number}" for number in range(1, 14)]
-    for name in grade.FILES:
-        assert (copy / name).read_text().count("raise NotImplementedError(\"exercise") == len(
-            grade.HOLE.findall((HERE / name).read_text())
-        )
     command = [sys.executable, "-m", "pytest", "-q", "-m", " or ".join(holes)]
     command += [f"--junitxml={report}", "-p", "no:cacheprovider", "test_canon.py"]
     subprocess.run(command, cwd=copy, capture_output=True, timeout=300)
@@ -2867,10 +2706,7 @@ def test_an_empty_hole_fails_its_tests(tmp_path):
         if case.find("failure") is not None:
             failed.add(case.get("name").partition("[")[0])
     code = "import grade, json; print(json.dumps(grade.points_of_tests()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HERE / "assignment", capture_output=True, text=True
-    )
-    points = json.loads(done.stdout)
+    points = json.loads(python("-c", code, cwd=HERE / "assignment"))
     assert list(points) == [str(number) for number in range(1, 14)]
     for tests in points.values():
         assert failed.issuperset(tests)
@@ -2925,18 +2761,16 @@ BENCHMARKS = {  # rows, at least
 }
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@parametrize("name", BENCHMARKS)
 def test_benchmark_saves_its_rows(name, tmp_path):
     """In another process, as benchmarks set global options."""
     out = tmp_path / "rows.jsonl"
-    command = [sys.executable, f"benchmarks/{name}.py", "--toy", "--out", str(out)]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    printed = python(f"benchmarks/{name}.py", "--toy", "--out", out, cwd=HERE)
     about, *rows = map(json.loads, out.read_text().splitlines())
     assert about["toy"]
     assert len(rows) >= BENCHMARKS[name]
     for row in rows:
-        assert row["what"] in done.stdout
+        assert row["what"] in printed
         assert row.get("failed", "needs CUDA") == "needs CUDA"
         for field, value in row.items():
             if field == "error":  # against the definition
@@ -2964,16 +2798,9 @@ def test_the_layer_in_readme():
     assert canon(x.bfloat16()).dtype == torch.bfloat16
 
 
-PAGES = [
-    "README.md",
-    "results/README.md",
-    "results/depo0/recipes.md",
-    "examples/README.md",
-    "benchmarks/README.md",
-    "assignment/README.md",
-    "assignment/handout.md",
-    "assignment/teaching.md",
-]
+PAGES = [HERE / "README.md"]
+for folder in ("results", "examples", "benchmarks", "assignment"):
+    PAGES += sorted((HERE / folder).rglob("*.md"))
 
 
 def anchors(page):
@@ -2983,9 +2810,8 @@ def anchors(page):
     return {word.replace(" ", "-") for word in words}
 
 
-@parametrize("page", PAGES)
+@parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page):
-    page = HERE / page
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if link.startswith("http"):
             continue
@@ -2999,7 +2825,7 @@ def test_the_commands_shown_are_allowed():
     """Each `python train.py ..` of these pages; the folders of --config may not be there."""
     shown = 0
     for page in PAGES:
-        text = (HERE / page).read_text().replace("\\\n", " ")
+        text = page.read_text().replace("\\\n", " ")
         for command in re.findall(r"^ *python train\.py (--[^#\n|]*)", text, re.MULTILINE):
             if "--config" not in command and "--text" not in command:
                 train.settings_of(shlex.split(command))
@@ -3101,24 +2927,17 @@ EXAMPLES = [  # the file, its flags, what figures call the model
 def test_own_things_are_trained_drawn_and_shown(file, flags, name, here):
     """In processes of their own: examples change the tables of mixers and tasks."""
     program = HERE / "examples" / file
-    code = program.read_text().split("\n\n\n", 1)[1]  # without docstring and imports
-    assert code.count("\n") <= 25
     flags += " --canon abcd --preset nano --steps 2 --device cpu --no-compile --eval-size 4"
-
-    def python(script, *words):
-        command = [sys.executable, script, *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     python(program, *flags.split(), "--out", "out/own")
     (run,) = plot.read_runs(["out/own"])
     assert plot.model_name(run["model"]) == name and run["seconds"] is not None
     assert run["command"].startswith(f"python {file} ")
     shown = python(HERE / "sample.py", "out/own", "--count", "1", "--program", program)
     assert shown.startswith("<bos>")
-    python(HERE / "plot.py", "out/own", "--out", "figures")
-    assert len(list(Path("figures").glob("*.png"))) == 1
+    assert python(HERE / "plot.py", "out/own").startswith("out/")
+    if run["model"]["mixer"] == "attention":
+        python(HERE / "plot.py", "--inside", "out/own", "--program", program)
+        assert Path("out/own_inside.png").exists()
 
 
 def test_claims_md_is_of_the_shipped_runs(tmp_path, monkeypatch):
