@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from canon_gpt import Refused
-from sample import load_model, register
+from sample import load_model, reading, register
 from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
@@ -57,13 +57,11 @@ def read_runs(paths):
     """
     found = []
     for path in map(Path, paths):
-        try:
+        with reading(path):
             if path.is_dir():
                 found += read_folder(path)
             elif path.suffix == ".json" or not path.exists():
                 found += json.loads(path.read_text())["runs"]
-        except Exception as error:  # a damaged file can fail in any way
-            raise Refused(f"{path} is no run, or damaged: {error!r}") from None
     runs = []
     for run in found:
         if run["evals"] and run not in runs:  # it may be there twice: in its folder, and packed
@@ -268,6 +266,7 @@ WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Br
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
+matplotlib.rc("text", usetex=False)  # which a user's own settings may ask for, without LaTeX
 
 
 def curves(groups, scores=None, title=None, headings=None):
@@ -499,12 +498,19 @@ def draw_runs(runs, args):
         print(f"\n{table(groups)}\n")
 
 
+def end(message):
+    """End the program with one line; status 2 means bad input."""
+    print(f"plot.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def make_parser():
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.error = end  # one line, without argparse's usage
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="figures' folder (default: out)")
@@ -535,7 +541,7 @@ def main(argv=None):
             pack(runs, args.save)
         draw_runs(runs, args)
     except (Refused, OSError) as error:
-        parser.exit(2, f"plot.py: {error}\n")
+        end(error)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def reading(path):
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         reason = f"{type(error).__name__}: {first_line}"
-        raise Refused(f"{path} is not a run's, or damaged: {reason}") from None
+        raise Refused(f"{path} holds no such run, or is damaged: {reason}") from None
 
 
 def register(program):

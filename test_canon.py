@@ -737,7 +737,7 @@ def test_recurrence_is_the_formula(kind):
     sizes = (2, 5, 3, 4, 2)
     B, T, H, K, V = sizes
     q, k, v, g, beta = recurrence_inputs(kind, sizes)
-    S = start = torch.randn(B, H, K, V).double()
+    S = start = torch.randn(B, H, K, V).double().requires_grad_()
     o, final = linear_recurrence(q, k, v, g, beta, start)
     decay = g.reshape(B, T, H, -1).expand(B, T, H, K).exp()
     erase, w = (0, 1) if beta is None else (beta[..., None, None], beta[..., None, None])
@@ -747,6 +747,8 @@ def test_recurrence_is_the_formula(kind):
         S = bracket[:, t] @ torch.diag_embed(decay[:, t]) @ S + written[:, t]
         assert_same(f"o at step {t}", o[:, t], (S.mT @ q[:, t, :, :, None])[..., 0])
     assert_same("the last state", final, S)
+    (got,), (want,) = (torch.autograd.grad(u.sum(), start) for u in (final, S))
+    assert_same("the gradient of the first state", got, want)
 
 
 @exercise(8, 1)
@@ -1495,11 +1497,11 @@ def test_lano_chart_equals_enumeration(cfg, root):
                 texts.append(text[:i] + (other,) + text[i + 1 :])
     assert 12 < sum(text in language for text in texts) < len(texts)
     rows = F.pad(tasks.padded(texts), (0, 200))  # so wide that they are taken a few at a time
-    for text, found in zip(texts, task.charts(rows).numpy(), strict=True):
+    for text, found in zip(texts, task.charts(rows), strict=True):
         t = np.arange(len(text) + 1)
         exact = exact_table(language, text) * 2.1 ** t[:, None]
         what = f"chart of {text}, columns end, 1, 2, 3"
-        np.testing.assert_allclose(found[t], exact, rtol=1e-12, err_msg=what)
+        assert_same(what, found[t], torch.from_numpy(exact), rtol=1e-12, atol=0)
         assert not found[len(t) :].any(), f"chart of {text}: not zero behind its end"
 
 
@@ -1882,7 +1884,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--task capo --exposures 3", "steps = 5"),
     ("--resume", "no checkpoint"),
     ("--out notes.txt/run", "out = 'notes.txt/run'"),
-    ("--config notes.txt", "notes.txt is not a run's"),
+    ("--config notes.txt", "notes.txt holds no such run"),
     ("--config notes.txt --mixer gla", "mixer = 'gla'"),
 ]
 
@@ -2342,7 +2344,7 @@ def toy_run(*values, seed=0, N=6, lr=0.01, **model):
         evals.append({"step": 10 * number, "eval": {"k=1": value}})
     return {
         "task": {"name": "depo1", "N": N},
-        "model": vars(Config(vocab_size=9, block_size=9, **model)),
+        "model": Config(vocab_size=9, block_size=9, **model).filled_in(),
         "training": {"lr": lr},
         "dtype": "float32",
         "seed": seed,
