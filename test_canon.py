@@ -2755,13 +2755,7 @@ def test_a_submission_is_graded(solution, points, words, here, capsys):
 
 # ---- 8. benchmarks/ --------------------------------------------------------
 
-BENCHMARKS = {  # rows, at least
-    "generators": 10,
-    "convolution": 3,
-    "step": 6,
-    "mixers": 7,
-    "gpu": 25,
-}
+BENCHMARKS = {"generators": 10, "step": 6, "mixers": 7, "gpu": 25}  # rows, at least
 
 
 @parametrize("name", BENCHMARKS)
