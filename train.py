@@ -600,9 +600,9 @@ def own_session(worker):
 
 # ---- 7. Presets ------------------------------------------------------------
 #
-# A preset scales task, model and training together: `nano` for two CPU cores and minutes, `small`
-# for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has Depo1's). What an entry
-# leaves out has the default of DEFAULTS below, or of the task (tasks.py).
+# A preset scales task, model and training together: `nano` for a CPU core and at most an hour,
+# `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has Depo1's). What
+# an entry leaves out has the default of DEFAULTS below, or of the task (tasks.py).
 
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)  # 1 layer, 16 dims
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
@@ -636,8 +636,6 @@ PRESETS = {
     },
     "small": {
         "copy": dict(L1D16, N=200, block_size=401, steps=3000, batch_size=32, lr=1e-2),
-        # What one H100 showed (results/README.md): on Depo1, NoPE + Canon has four hops after 6,000
-        # steps; on Depo0, models with Canon have one after 750 steps, and no second one by 7,100.
         "depo0": dict(L6D384, N=20, K=8, V=40, block_size=104,
                       steps=20_000, batch_size=192, lr=1e-3),
         "depo1": dict(L6D384, N=10, K=4, block_size=112, steps=9000, batch_size=192, lr=1e-3),

@@ -269,7 +269,7 @@ COMPARISONS = {
             "RoPE, twice the steps": f"--steps {TWICE}",
             **{name: LINEAR[name] for name in LINEAR if not name.endswith("+ ACD")},
         },
-        title="On Python source code, twice the training does not make up for Canon",
+        title="On Python source code, Canon helps more than training twice as long",
         figure=plot.curves,
         scores={"bits per byte": "bits per byte of text it has not seen"},
         names=IN_PLAIN_WORDS | {"RoPE, twice the steps": "rotary, twice the steps"},
