@@ -93,9 +93,9 @@ def load_batches(task, settings, steps_done):
 
 
 def on_device(tensor, device):
-    if device == "cuda":
-        tensor = tensor.pin_memory()  # so that the CPU need not wait for the copy
-    return tensor.to(device, non_blocking=True)
+    if device == "cuda":  # from pinned memory, so that the CPU need not wait for the copy
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def weight_groups(model, settings):
@@ -347,7 +347,8 @@ def train(settings, task, config, command, stop_signals):
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 1 - keep)
 #
-#   and pass it to `evaluate` and `print_results`. Add it to `save` and `restore`, beside the model.
+#   and pass it to `evaluate` and `print_results`. `save` and `restore` must keep it, too. (sample.py
+#   reads what `save` calls "model".)
 
 
 def scores_in_words(task, scores):
@@ -538,14 +539,15 @@ def check_causal(model, autocast):
         logits, _ = model(tokens)
         torch.manual_seed(0)
         other_future, _ = model(changed)
-    if relative_error(other_future[:, :cut], logits[:, :cut]) > 1e-6:  # usually the same bits
-        raise Refused(f"{layers}: a layer looks ahead")
+    # Usually they have the same bits. Written so that a NaN is refused, too.
+    if not relative_error(other_future[:, :cut], logits[:, :cut]) <= 1e-6:
+        raise Refused(f"{layers}: a layer looks ahead (or gives NaN)")
     if model.streams:
         model.eval()
         state = {}
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         whole, _ = model(tokens)  # in float32, as the pieces
-        if relative_error(torch.cat(pieces, dim=1), whole) > 1e-4:
+        if not relative_error(torch.cat(pieces, dim=1), whole) <= 1e-4:
             reason = "a layer does not keep in state[self] what it needs, nor says streams = False"
             raise Refused(f"{layers}: {reason}")
 
@@ -962,7 +964,8 @@ def main(argv=None, program=__file__):
     try:
         settings, task, config = settings_of(argv)
         out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
-        require(begun or not settings.resume, "out", out, "has no checkpoint to --resume")
+        reason = "has no checkpoint: start without --resume"
+        require(begun or not settings.resume, "out", out, reason)
         reason = "has a checkpoint: --resume it, or choose another folder"
         require(settings.resume or not begun, "out", out, reason)
         if WORLD > 1:

@@ -125,12 +125,12 @@ def stop_and_resume(bench):
         time.sleep(0.05)
     stopped.send_signal(signal.SIGTERM)
     stopped.wait()
-    python([*words, folder / "stopped", "--resume"], **silent).wait()
-    whole.wait()
-    for name, run in {"whole": whole, "stopped": stopped}.items():
+    resumed = python([*words, folder / "stopped", "--resume"], **silent)
+    statuses = {"whole": f"{whole.wait()}", "stopped": f"{stopped.wait()}, then {resumed.wait()}"}
+    for name, status in statuses.items():
         *_, last, final = lines_of(folder / name)
         scores = in_words(final["eval"])
-        row = dict(what=f"a run, {name}", status=run.returncode)
+        row = dict(what=f"a run, {name}", status=status)
         bench.add(**row, step=final["step"], loss=last["loss"], scores=scores)
 
 
@@ -308,7 +308,7 @@ EXPECTED = {  # most of it from an H100; the convolution had an earlier form the
     "losses, compiled": "off by 0.2% and 2% at most",
     "losses, CUDA graphs": "off by 0.2% and 2% at most",
     "a run, whole": "status 0",
-    "a run, stopped": "status 143, else the same",
+    "a run, stopped": "status 143, then 0, else the same",
     "generate a token": "all four times alike",
     "causal_conv": "shares 0.99 and 0.65 to 0.86",
     "step, small": "without graphs 30.0 and 18.0",
