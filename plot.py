@@ -12,7 +12,6 @@ Reading order: 1 reading runs; 2 what a run is called; 3 its scores, and a table
 {label: [run, ..]}, a group per model and a run per seed, in drawing order.
 """
 
-import argparse
 import json
 import math
 import os
@@ -38,7 +37,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from canon_gpt import Refused
-from sample import load_model, reading, register
+from sample import load_model, parser_of, reading, register
 from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
@@ -498,19 +497,8 @@ def draw_runs(runs, args):
         print(f"\n{table(groups)}\n")
 
 
-def end(message):
-    """End the program with one line; status 2 means bad input."""
-    print(f"plot.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def make_parser():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.error = end  # one line, without argparse's usage
+    parser = parser_of("plot.py", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="figures' folder (default: out)")
@@ -541,7 +529,7 @@ def main(argv=None):
             pack(runs, args.save)
         draw_runs(runs, args)
     except (Refused, OSError) as error:
-        end(error)
+        parser.error(error)
 
 
 if __name__ == "__main__":

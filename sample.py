@@ -35,10 +35,12 @@ def load_model(folder):
     with reading(folder):
         run = json.loads(Path(folder, "config.json").read_text())
         saved = torch.load(Path(folder, "ckpt.pt"), map_location="cpu", weights_only=True)
-        task = make_task(**run["task"], run_seed=run["seed"])
-        model = CanonGPT(Config(**run["model"]))
+    # Outside, as an error in a task or layer of your own is not the file's.
+    task = make_task(**run["task"], run_seed=run["seed"])
+    model = CanonGPT(Config(**run["model"]))
+    with reading(folder):
         model.load_state_dict(saved["model"])
-        return task, model.eval()
+    return task, model.eval()
 
 
 @contextlib.contextmanager
@@ -121,19 +123,25 @@ def show(text):
     print(text.encode(encoding, errors="replace").decode(encoding))
 
 
-def end(message):
-    """End the program with one line; status 2 means bad input."""
-    print(f"sample.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def main(argv=None):
+def parser_of(program, doc):
+    """A parser whose `error(message)` ends the program with one line, without argparse's usage.
+    Status 2 means bad input."""
     parser = argparse.ArgumentParser(
-        description=__doc__,
+        prog=program,
+        description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = end  # one line, without argparse's usage
+
+    def end(message):
+        parser.exit(2, f"{program}: {message}\n")
+
+    parser.error = end
+    return parser
+
+
+def main(argv=None):
+    parser = parser_of("sample.py", __doc__)
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--prompt", help="a text of your own, in the task's words")
@@ -154,7 +162,7 @@ def main(argv=None):
         for number in range(args.count):
             show(wrapped(answered(task, model, args.seed + number, args.temperature)) + "\n")
     except Refused as error:
-        end(error)
+        parser.error(error)
 
 
 if __name__ == "__main__":

@@ -212,6 +212,9 @@ def test_convolution_takes_any_strides_and_keeps_the_dtype(name):
         assert_close(value_and_gradients(conv, *other_way), want, atol=1e-5, rtol=1e-5)
         assert conv(x, weight).dtype == torch.float32
     assert conv(x.bfloat16(), weight).dtype == torch.bfloat16
+    same = dy[:1, :1, :1].expand(dy.shape)  # all strides are 0, as in the gradient of a sum
+    want = value_and_gradients(conv, x, weight, same.contiguous())
+    assert_close(value_and_gradients(conv, x, weight, same), want, atol=1e-5, rtol=1e-5)
 
 
 @parametrize("name", [

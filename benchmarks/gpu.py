@@ -137,7 +137,10 @@ def stop_and_resume(bench):
 def lines_of(run):
     """Of its log, so far."""
     log = run / "metrics.jsonl"
-    return [json.loads(line) for line in log.open()] if log.exists() else []
+    if not log.exists():
+        return []
+    whole_lines = log.read_text().split("\n")[:-1]  # the last line may still be growing
+    return [json.loads(line) for line in whole_lines]
 
 
 def in_words(scores):

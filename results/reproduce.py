@@ -22,7 +22,6 @@ here, and each model's best learning rate; 3 training; 4 figure, tables, verdict
 6 the command line. comparisons.py says what is compared, claims.py what is claimed.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -40,6 +39,7 @@ import train
 from canon_gpt import Refused
 from claims import CLAIMS, LESS_IS_BETTER, MAIN_SCORES, NOT_RUN, RESULTS, SEEDS
 from comparisons import COMPARISONS, TWICE
+from sample import parser_of
 
 # ---- 1. The runs that a comparison wants -----------------------------------
 
@@ -262,11 +262,7 @@ def rows_of(claim, runs):
 
 
 def make_parser():
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("reproduce.py", __doc__)
     add = parser.add_argument
     add("name", nargs="?", choices=[*COMPARISONS, "claims"], help="a comparison, or claims")
     add("--list", action="store_true", help="name the comparisons")
@@ -279,18 +275,30 @@ def make_parser():
 
 
 def main(argv=None):
-    options, flags = make_parser().parse_known_args(argv)
-    if options.list or options.name is None:
-        for name, comparison in COMPARISONS.items():
-            runs = SEEDS * len(comparison.models) * len(comparison.tasks)
-            print(f"{name:10}{runs:3} runs   {comparison.title}")
-    elif options.name == "claims":
-        page = claims_page(finished_runs())
-        print(page)
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "claims.md").write_text(page)
-    else:
-        compare(options, flags)
+    parser = make_parser()
+    options, flags = parser.parse_known_args(argv)
+    try:
+        if options.list or options.name is None:
+            list_comparisons()
+        elif options.name == "claims":
+            judge_all(options.out)
+        else:
+            compare(options, flags)
+    except Refused as error:
+        parser.error(error)
+
+
+def list_comparisons():
+    for name, comparison in COMPARISONS.items():
+        runs = SEEDS * len(comparison.models) * len(comparison.tasks)
+        print(f"{name:10}{runs:3} runs   {comparison.title}")
+
+
+def judge_all(out):
+    page = claims_page(finished_runs())
+    print(page)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "claims.md").write_text(page)
 
 
 def compare(options, flags):
@@ -309,8 +317,4 @@ def compare(options, flags):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refused as error:
-        print(f"reproduce.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()
