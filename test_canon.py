@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 import xml.etree.ElementTree
@@ -1860,44 +1859,28 @@ def test_a_flag_counts_before_the_preset_and_the_preset_before_the_default():
     assert settings.steps == task.steps(settings.batch_size)
 
 
-def test_a_config_repeats_its_run(here):
-    train.main(tiny("--steps 25 --canon ac --seed 3", "first"))
-    again = "--config first/config.json --out second --device cpu --no-compile".split()
-    train.main(again)
-    assert checkpoint("first")["recipe"] == checkpoint("second")["recipe"]
-    assert same_weights("first", "second")
-    settings, _, config = train.settings_of([*again, "--lr", "0.5"])
-    assert (settings.lr, settings.seed, config.canon) == (0.5, 3, "ac")
-
-
 BAD_FLAGS = [  # the flags, and what the line names
-    ("--preset huge", "preset = 'huge'"),
+    ("--preset huge", "--preset: invalid choice: 'huge'"),
     ("--mixer conv", "mixer = 'conv'"),
     ("--steps 0", "steps = 0"),
     ("--steps many", "--steps"),
     ("--lr nan", "lr = nan"),
     ("--betas 0.9 1", "betas"),
     ("--grad-accum 3", "a multiple of 3"),
-    ("--schedule step", "schedule = 'step'"),
-    ("--device abacus", "device = 'abacus'"),
-    ("--cannon abcd", "is it --canon?"),
-    ("--dtype float16", "dtype = 'float16'"),
+    ("--schedule step", "--schedule: invalid choice: 'step'"),
+    ("--device abacus", "--device: invalid choice: 'abacus'"),
+    ("--cannon abcd", "--cannon"),
+    ("--dtype float16", "--dtype: invalid choice: 'float16'"),
     ("--mixer gla --pos rope", "pos = 'rope'"),
     ("--n-head 3", "d_model = 16"),
     ("--K 5", "K = 5"),
-    ("--task capo --exposures 3", "steps = 5"),
-    ("--resume", "no checkpoint"),
-    ("--out notes.txt/run", "out = 'notes.txt/run'"),
-    ("--config notes.txt", "notes.txt holds no such run"),
-    ("--config notes.txt --mixer gla", "mixer = 'gla'"),
+    ("--resume", "goes on from a checkpoint"),
 ]
 
 
 @parametrize("flags, words", BAD_FLAGS)
 def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused):
-    Path("notes.txt").write_text("mine")
-    usual = ["--out", "run"] if "--config" in flags else tiny("--steps 5")
-    refused(usual + flags.split(), words)
+    refused(tiny("--steps 5") + flags.split(), words)
 
 
 def test_run_names_tell_runs_apart():
@@ -2005,16 +1988,16 @@ def test_workers_and_compile_change_nothing(here, monkeypatch):
     assert len(compiled) == 2 and a == pytest.approx(b, abs=1e-3)  # a first try, and the model
 
 
-def test_a_compiler_that_fails_is_known_before_training(refused, monkeypatch):
+def test_where_the_compiler_fails_a_run_goes_on_without(here, monkeypatch, capsys):
     def no_compiler(model, mode="default"):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr(torch, "compile", no_compiler)
-    refused(tiny("--steps 2 --compile"), "no C++ compiler")
     monkeypatch.setattr(train, "WORTH_COMPILING", 1)
     flags = tiny("--steps 2")
     flags.remove("--no-compile")
     train.main(flags)
+    assert "no C++ compiler" in capsys.readouterr().err
     assert json.loads(Path("run/config.json").read_text())["compiled"] is False
 
 
@@ -2227,13 +2210,6 @@ def test_only_a_second_ctrl_c_kills():
         assert signal.getsignal(number) == signal.SIG_DFL
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_a_thread_trains(here):
-    thread = threading.Thread(target=train.main, args=[tiny("--steps 2")])
-    thread.start()
-    thread.join()
-    assert logged("run")[-1]["final"]
 
 
 @posix
@@ -2822,12 +2798,12 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_commands_shown_are_allowed():
-    """Each `python train.py ..` of these pages; the folders of --config may not be there."""
+    """Each `python train.py ..` of these pages."""
     shown = 0
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
         for command in re.findall(r"^ *python train\.py (--[^#\n|]*)", text, re.MULTILINE):
-            if "--config" not in command and "--text" not in command:
+            if "--text" not in command:
                 train.settings_of(shlex.split(command))
                 shown += 1
     assert shown > 10

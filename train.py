@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import copy
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -24,7 +23,6 @@ import platform
 import shlex
 import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +219,7 @@ def evaluate(task, model, settings, autocast):
     with autocast:
         scores = task.evaluate(model, settings.seed, settings.eval_size)
     model.train()
-    return scores
+    return {name: float(score) for name, score in scores.items()}  # it may be NumPy's
 
 
 def train(settings, task, config, command, stop_signals):
@@ -252,9 +250,8 @@ def train(settings, task, config, command, stop_signals):
 
     recipe = recipe_of(settings, task, config)
     so_far = open_folder(settings, recipe, task, model, optimizer, command)
-    first, log = so_far["step"] + 1, so_far["log"]
+    first = so_far["step"] + 1
     began = time.perf_counter() - so_far["seconds"]  # as if the run had never paused
-    scoring_seconds = so_far["scoring_seconds"]
     batches = load_batches(task, settings, steps_done=so_far["step"])
 
     # ---- The loop
@@ -300,20 +297,16 @@ def train(settings, task, config, command, stop_signals):
                 if score_now:
                     scoring_began = time.perf_counter()
                     line["eval"] = evaluate(task, model, settings, autocast)
-                    scoring_seconds += time.perf_counter() - scoring_began
+                    so_far["scoring_seconds"] += time.perf_counter() - scoring_began
                     shown |= scores_in_words(task, line["eval"])
-                log.append(line)
+                so_far["log"].append(line)
                 write_log(settings.out, [line], mode="a")
             bar.set_postfix(shown, refresh=False)
 
             # 6. Save a checkpoint after each evaluation, and before stopping.
             if score_now or stop_now:
-                so_far = {
-                    "step": step,
-                    "log": log,
-                    "seconds": time.perf_counter() - began,
-                    "scoring_seconds": scoring_seconds,
-                }
+                so_far["step"] = step
+                so_far["seconds"] = time.perf_counter() - began
                 save(settings.out, recipe, model, optimizer, so_far)
             if stop_now and step < settings.steps:
                 bar.close()
@@ -323,19 +316,19 @@ def train(settings, task, config, command, stop_signals):
 
     # ---- After the loop: what the run cost, and one instance with the model's answers
     seconds, scoring_seconds = so_far["seconds"], so_far["scoring_seconds"]
+    last = so_far["log"][-1]
     final = {
         "step": settings.steps,
-        "eval": log[-1]["eval"],
+        "eval": last["eval"],
         "seconds": round(seconds, 1),
         "scoring_seconds": round(scoring_seconds, 1),
-        "tokens_per_s": round(log[-1]["tokens"] / (seconds - scoring_seconds)),
+        "tokens_per_s": round(last["tokens"] / (seconds - scoring_seconds)),
     }
     if settings.device == "cuda":
         final["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     write_log(settings.out, [final | {"final": True}], mode="a")
-    with contextlib.suppress(OSError):  # the terminal may be closed by now
-        if RANK == 0:
-            print_results(task, model, final, settings, autocast)
+    if RANK == 0:
+        print_results(task, model, final, settings, autocast)
 
 
 # What you may want to add to this loop:
@@ -383,18 +376,17 @@ def recipe_of(settings, task, config):
         "task": task.settings,
         "model": config.filled_in(),
         "training": {name: getattr(settings, name) for name in TRAINING},
-        **{name: getattr(settings, name) for name in RUN_IN_RECIPE},
+        "seed": settings.seed,
+        "dtype": settings.dtype,
+        "eval_size": settings.eval_size,
     }
     return json.loads(json.dumps(recipe))  # in JSON, tuples are lists
 
 
 def flat_settings(recipe):
     """A recipe as one dict of settings. A setting that it lacks has its default."""
-    task = {"task" if name == "name" else name: value for name, value in recipe["task"].items()}
-    others = {name: recipe[name] for name in RUN_IN_RECIPE}
-    settings = DEFAULTS | recipe["model"] | recipe["training"] | task | others
-    del settings["vocab_size"]  # follows from the task
-    return settings
+    others = {name: recipe[name] for name in ("seed", "dtype", "eval_size")}
+    return DEFAULTS | recipe["task"] | recipe["model"] | recipe["training"] | others
 
 
 def open_folder(settings, recipe, task, model, optimizer, command):
@@ -403,24 +395,16 @@ def open_folder(settings, recipe, task, model, optimizer, command):
     out = settings.out
     if settings.resume:
         so_far = restore(out / "ckpt.pt", recipe, model, optimizer)
-        write_log(out, so_far["log"], mode="w")  # without the lines after the checkpoint
     else:
         so_far = {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
-    if RANK == 0:
-        about = about_run(settings, task, model, command) | recipe
-        if not settings.resume:
-            make_folder(out)
+        if RANK == 0:
+            out.mkdir(parents=True, exist_ok=True)
+            about = about_run(settings, task, model, command) | recipe
             (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
-            write_log(out, [], mode="w")
-        announce(settings, about)
+    write_log(out, so_far["log"], mode="w")  # without the lines after the checkpoint
+    if RANK == 0:
+        announce(settings, model)
     return so_far
-
-
-def make_folder(out):
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"out = {str(out)!r}: {error.strerror}") from None
 
 
 def save(out, recipe, model, optimizer, so_far):
@@ -431,7 +415,6 @@ def save(out, recipe, model, optimizer, so_far):
         "optimizer": optimizer.state_dict(),
         "recipe": recipe,
         **so_far,
-        "log": json.dumps(so_far["log"]),  # as text: a score may be NumPy's, which would not load
     }
     fresh = out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
@@ -448,8 +431,7 @@ def restore(path, recipe, model, optimizer):
         require(not changed, "--resume", str(path), f"was begun with {', '.join(changed)}")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        so_far = {name: saved[name] for name in ("step", "seconds", "scoring_seconds")}
-        return so_far | {"log": json.loads(saved["log"])}
+        return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
 
 
 def write_log(out, lines, mode):
@@ -491,25 +473,19 @@ def device_name(device):
     return f"{device}, {name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def announce(settings, about):
-    """Print what is about to happen."""
-    unprinted = ("name", "sha256")
-    task = [f"{name} {value}" for name, value in about["task"].items() if name not in unprinted]
-    model, counts = about["model"], about["parameters"]
-    layers = f"{model['n_layer']} layer{'s' if model['n_layer'] > 1 else ''} of {model['mixer']}"
-    canon = f"Canon-{model['canon'].upper()}" if model["canon"] else "no Canon"
-    positions, mlp = f"positions {model['pos']}", f"MLP {model['mlp']}"
-    print(settings.out)
-    print(f"  {settings.task}: {', '.join(task)}")
-    print(f"  {layers}, {model['d_model']} dims, {positions}, {canon}, {mlp}")
-    print(f"  {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
-    rate = f"learning rate {settings.lr} after {settings.warmup:,} steps of warm-up"
-    print(f"  {settings.steps:,} steps of {settings.batch_size} windows, {rate}")
+def announce(settings, model):
+    """Print what is about to happen. All settings are in config.json."""
+    counts = model.parameter_counts()
+    size = f"n_layer {model.config.n_layer}, d_model {model.config.d_model}"
+    device = device_name(settings.device)
     compiled = "compiled: the first step takes a minute or two" if settings.compile else "eager"
-    print(f"  {about['device']}, {settings.dtype}, {compiled}", flush=True)
+    print(settings.out)
+    print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
+    print(f"  {settings.steps:,} steps of {settings.batch_size} windows")
+    print(f"  {device}, {settings.dtype}, {compiled}", flush=True)
 
 
-# ---- 5. A check before training --------------------------------------------
+# ---- 5. Before training ----------------------------------------------------
 
 
 @torch.no_grad()
@@ -552,6 +528,30 @@ def check_causal(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
+# On one CPU core, compiling takes 26 to 55 seconds, and saves some 1e-7 seconds a token, layer and
+# channel (benchmarks/step.py). It pays above this many.
+WORTH_COMPILING = 4e8
+
+
+def decide_compile(settings, config):
+    """Whether to compile. Where the settings leave it open, the length of the run decides."""
+    wanted = settings.compile
+    if wanted is None:
+        tokens = settings.steps * settings.batch_size * config.block_size
+        pays = tokens * config.n_layer * config.d_model > WORTH_COMPILING
+        wanted = settings.device == "cuda" or (settings.device == "cpu" and pays)
+    if not wanted:
+        return False
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(2, device=settings.device))
+        return True
+    except Exception as error:  # there is no C++ compiler, say
+        if RANK == 0:
+            reason = str(error).strip().partition("\n")[0]
+            print(f"train.py: not compiled, as torch.compile fails: {reason}", file=sys.stderr)
+        return False
+
+
 # ---- 6. Stopping -----------------------------------------------------------
 
 
@@ -579,9 +579,6 @@ def noted_signals():
         if number == signal.SIGINT and WORLD == 1:
             signal.signal(number, signal.SIG_DFL)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield noted  # only the main thread can handle signals
-        return
     handlers = {number: signal.getsignal(number) for number in STOP}
     for number, handler in handlers.items():
         if handler != signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -701,21 +698,55 @@ TRAINING = {
 }
 RUN = {
     "task": None,
-    "preset": None,
-    "config": None,
-    "seed": 0,
+    "preset": None,  # small on CUDA, else nano
+    "seed": 0,  # of data and initial weights
     "dtype": None,  # bfloat16 on a GPU that has it, else float32
     "eval_size": 512,  # instances scored in an evaluation
+}
+EXECUTION = {  # up to rounding, these change nothing in a run's result
     "device": None,  # the first of cuda, mps and cpu that is there
+    "workers": None,  # processes that draw data: 4 on CUDA, else 0
+    "compile": None,  # where it works and pays
+    "grad_accum": 1,  # parts of a batch
+    "eval_every": None,  # steps: a 20th of the run, at least 20
     "out": None,  # out/ and the run's name
     "resume": False,
-    "compile": None,  # where it works and pays
-    "workers": None,  # 4 on CUDA, else 0
-    "eval_every": None,  # a 20th of the run, at least 20 steps
-    "grad_accum": 1,
 }
-RUN_IN_RECIPE = ("seed", "dtype", "eval_size")  # those that change the result
-DEFAULTS = MODEL | TRAINING | RUN
+DEFAULTS = MODEL | TRAINING | RUN | EXECUTION
+
+
+def settings_of(argv):
+    """(settings, task, config): a value for each setting, the Task, and the model's Config. Writes
+    nothing. Raises Refused, whose text names a value and what is allowed."""
+    flags = read_flags(argv)
+    defaults = DEFAULTS | defaults_on(flags.get("device", devices()[0]))
+    presets = PRESETS[flags.get("preset", defaults["preset"])]
+    task_name = ALIASES.get(flags["task"], flags["task"])
+    preset = presets.get(task_name, presets["other"])
+    settings = argparse.Namespace(**(defaults | preset | flags))
+
+    parts = WORLD * settings.grad_accum  # of all processes; each gets equally many windows
+    reason = f"must be a multiple of {parts}"
+    require(settings.batch_size % parts == 0, "batch_size", settings.batch_size, reason)
+
+    of_task = {name: value for name, value in vars(settings).items() if name not in DEFAULTS}
+    task = make_task(task_name, run_seed=settings.seed, **of_task)
+    of_model = {name: getattr(settings, name) for name in MODEL}
+    config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **of_model)
+    if not config.has_attention and flags.get("pos", "nope") != "nope":
+        raise Refused(f"pos = {flags['pos']!r}: {config.mixer} takes no positions")
+
+    # What follows from the task and the model.
+    settings.task = task.name
+    if settings.steps is None:
+        settings.steps = task.steps(settings.batch_size)
+    if settings.eval_every is None:
+        settings.eval_every = max(20, settings.steps // 20)
+    if settings.out is None:
+        settings.out = Path("out", run_name(settings, config, flags))
+    return settings, task, config
+
+
 LIMITS = {
     "steps": (1, 10**8),
     "batch_size": (1, 10**5),
@@ -732,9 +763,66 @@ LIMITS = {
 }
 
 
+def read_flags(argv):
+    """{setting: value} of the flags that were typed, in the order of `make_parser`."""
+    parser = make_parser()
+    flags = vars(parser.parse_args(argv))
+    for name, (least, most) in LIMITS.items():
+        if name in flags:
+            require_range(name, flags[name], least, most)
+    for beta in flags.get("betas", []):
+        require(0 <= beta < 1, "betas", flags["betas"], "allowed: 0 to below 1")
+    order = [action.dest for action in parser._actions]
+    return {name: flags[name] for name in order if name in flags}
+
+
+def defaults_on(device):
+    """The defaults that depend on the device."""
+    cuda = device == "cuda"
+    return {
+        "device": device,
+        "preset": "small" if cuda else "nano",
+        "dtype": "bfloat16" if cuda and gpu_has_bfloat16() else "float32",
+        "workers": 4 if cuda else 0,
+    }
+
+
+def devices():
+    """The devices of this machine, the default first."""
+    found = []
+    if torch.cuda.is_available():
+        found.append("cuda")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found + ["cpu"]
+
+
+def run_name(settings, config, flags):
+    """Task, preset, mixer, positions and Canon points; the typed flags that change the result; the
+    seed. So the same command finds its folder again, also with --resume or other --workers."""
+    words = [settings.task, settings.preset]
+    if config.mixer != "attention":
+        words.append(config.mixer.replace(",", "-"))
+    if config.has_attention:
+        words.append(config.pos)
+    words.append(config.canon or "bare")
+    named_anyway = ("task", "preset", "mixer", "pos", "canon", "seed")
+    for name, value in flags.items():
+        if name in named_anyway or name in EXECUTION:
+            continue
+        option = name.replace("_", "-")
+        if value is True or value is False:
+            words.append(option if value else f"no-{option}")
+        elif isinstance(value, list):
+            words.append(f"{option}={'-'.join(map(str, value))}")
+        else:
+            words.append(f"{option}={Path(value).stem if name == 'text' else value}")
+    return "_".join([*words, f"s{settings.seed}"])
+
+
 def make_parser():
     """All options. A new one is a line here, and its default in TRAINING if it changes the result,
-    else in RUN. (Those of models and tasks have their defaults there.)"""
+    else in EXECUTION. (Those of models and tasks have their defaults there.)"""
     parser = argparse.ArgumentParser(
         usage="python train.py --task TASK [--canon abcd] [other options]",
         description="Train one model on one task. What you leave out is as the preset sets it "
@@ -746,9 +834,8 @@ def make_parser():
     on_off = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("task").add_argument
-    add("--task", help=", ".join(TASKS | ALIASES))
-    add("--preset", help="nano (the default without CUDA), small (with CUDA) or paper")
-    add("--config", type=Path, help="repeat the run of this config.json")
+    add("--task", required=True, help=", ".join(TASKS | ALIASES))
+    add("--preset", choices=PRESETS, help="the size of task and model (small on CUDA, else nano)")
     add("--N", type=int, help="numbers to copy; nodes of a graph; people")
     add("--K", type=int, help="depo: the most hops that are asked for")
     add("--V", type=int, help="depo, brevo2: letters that words are made of")
@@ -756,7 +843,7 @@ def make_parser():
     add("--L", type=int, help="mano: the most operators in an expression")
     add("--cfg", help="lano: the grammar, such as cfg3f")
     add("--root", type=int, help="lano: the symbol that sentences grow from")
-    add("--exposures", type=int, help="capo: how often each person is met; sets the steps")
+    add("--exposures", type=int, help="capo: how often each person is met, if no --steps")
     add("--text", help="text: python, its standard library (the default), or the path of a file")
     add("--block-size", type=int, help="context, in tokens")
 
@@ -781,17 +868,17 @@ def make_parser():
     add("--batch-size", type=int, help="windows per step")
     add("--lr", type=float, help="peak learning rate")
     add("--warmup", type=int, help="steps until the learning rate peaks")
-    add("--schedule", help=", ".join(SCHEDULES))
-    add("--optimizer", help=", ".join(OPTIMIZERS))
+    add("--schedule", choices=SCHEDULES, help="how it falls from there (cosine)")
+    add("--optimizer", choices=OPTIMIZERS)
     add("--weight-decay", type=float, help="of matrices only")
     add("--betas", type=float, nargs=2, help="of adamw (0.9 0.98)")
     add("--eps", type=float, help="of adamw (1e-6)")
     add("--clip", type=float, help="maximum gradient norm (1); 0: no clipping")
-    add("--dtype", help="float32, or bfloat16 (the default on GPUs that have it)")
+    add("--dtype", choices=["float32", "bfloat16"], help="(bfloat16 on GPUs that have it)")
     add("--seed", type=int, help="of data and initial weights (0)")
 
     add = parser.add_argument_group("run").add_argument
-    add("--device", help="cuda, mps or cpu")
+    add("--device", choices=devices(), help="(the first of these)")
     add("--out", type=Path, help="the run's folder (out/ and a name made of the choices above)")
     add("--resume", action="store_true", help="go on from the checkpoint")
     add("--compile", action=on_off, help="torch.compile (where it works and pays)")
@@ -800,156 +887,6 @@ def make_parser():
     add("--eval-size", type=int, help="instances scored in an evaluation (512)")
     add("--grad-accum", type=int, help="parts of a batch: less memory, same training")
     return parser
-
-
-def read_flags(parser, argv):
-    """{setting: value} of the flags that were typed."""
-    flags, unknown = parser.parse_known_args(argv)
-    if unknown:
-        words = parser.format_help().replace(",", " ").split()
-        options = [word for word in words if word.startswith("--")]
-        near = difflib.get_close_matches(unknown[0], options, n=1)
-        raise Refused(f"{unknown[0]}: no such option" + "".join(f"; is it {n}?" for n in near))
-    return vars(flags)
-
-
-def settings_of(argv):
-    """(settings, task, config): a value for each setting, the Task, and the model's Config. Writes
-    nothing. Raises Refused, whose text names a value and what is allowed."""
-    parser = make_parser()
-    flags = read_flags(parser, argv)
-    device = flags.get("device", devices()[0])
-    base = settings_in_file(flags) if "config" in flags else settings_in_preset(flags, device)
-    settings = DEFAULTS | base | flags | {"device": device}
-    if "exposures" in flags:
-        require("steps" not in flags, "steps", settings["steps"], "--exposures sets them")
-        settings["steps"] = None
-
-    # What is left open, and does not depend on the task.
-    if settings["dtype"] is None:
-        settings["dtype"] = "bfloat16" if device == "cuda" and gpu_has_bfloat16() else "float32"
-    if settings["workers"] is None:
-        settings["workers"] = 4 if device == "cuda" else 0
-    check_settings(settings)
-
-    of_task = {name: value for name, value in settings.items() if name not in DEFAULTS}
-    task = make_task(settings["task"], run_seed=settings["seed"], **of_task)
-    of_model = {name: settings[name] for name in MODEL}
-    config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **of_model)
-    if not config.has_attention and flags.get("pos", "nope") != "nope":
-        raise Refused(f"pos = {flags['pos']!r}: {config.mixer} takes no positions")
-
-    # What follows from the task and the model.
-    settings["task"] = task.name
-    if settings["steps"] is None:
-        settings["steps"] = task.steps(settings["batch_size"])
-    if settings["eval_every"] is None:
-        settings["eval_every"] = max(20, settings["steps"] // 20)
-    if settings["out"] is None:
-        require("config" not in flags, "config", str(settings["config"]), "needs --out")
-        order = [action.dest for action in parser._actions]  # as options stand in make_parser
-        typed = {name: flags[name] for name in order if name in flags}
-        settings["out"] = Path("out", run_name(settings, config, typed))
-    settings["out"] = Path(os.path.expanduser(settings["out"]))
-    return argparse.Namespace(**settings), task, config
-
-
-def settings_in_preset(flags, device):
-    if "task" not in flags:
-        raise Refused(f"--task is required: {', '.join(TASKS | ALIASES)}")
-    preset = flags.get("preset", "small" if device == "cuda" else "nano")
-    require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
-    tasks = PRESETS[preset]
-    task = ALIASES.get(flags["task"], flags["task"])
-    return {"preset": preset} | tasks.get(task, tasks["other"])
-
-
-def settings_in_file(flags):
-    """The settings in a run's config.json. They come with their task and model: some follow from
-    others, so that flags may not change them."""
-    for name in flags:
-        known = name in TRAINING or name in RUN
-        reason = "a --config brings its own task and model"
-        require(known and name not in ("task", "preset"), name, flags[name], reason)
-    path = flags["config"].expanduser()
-    with reading(path):
-        recipe = json.loads(path.read_text())
-        return flat_settings(recipe) | {"preset": recipe["preset"]}
-
-
-def check_settings(settings):
-    """Refuse a value beyond its limits."""
-    for name, (least, most) in LIMITS.items():
-        if settings[name] is not None:
-            require_range(name, settings[name], least, most)
-    for beta in settings["betas"]:
-        require(0 <= beta < 1, "betas", settings["betas"], "allowed: 0 to below 1")
-    tables = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "device": devices()}
-    tables["dtype"] = ("float32", "bfloat16")
-    for name, table in tables.items():
-        require(settings[name] in table, name, settings[name], f"allowed: {', '.join(table)}")
-    parts = WORLD * settings["grad_accum"]  # of all processes; each gets equally many windows
-    reason = f"must be a multiple of {parts}"
-    require(settings["batch_size"] % parts == 0, "batch_size", settings["batch_size"], reason)
-
-
-def devices():
-    """The devices of this machine, the default first."""
-    found = []
-    if torch.cuda.is_available():
-        found.append("cuda")
-    if torch.backends.mps.is_available():
-        found.append("mps")
-    return found + ["cpu"]
-
-
-def run_name(settings, config, typed):
-    """Task, preset, mixer, positions and Canon points; the typed flags that change the result; the
-    seed. So the same command finds its folder again, also with --resume or other --workers."""
-    words = [settings["task"], settings["preset"]]
-    if config.mixer != "attention":
-        words.append(config.mixer.replace(",", "-"))
-    if config.has_attention:
-        words.append(config.pos)
-    words.append(config.canon or "bare")
-    named_anyway = ("mixer", "pos", "canon", "seed")
-    for name, value in typed.items():
-        if name in named_anyway or (name in RUN and name not in RUN_IN_RECIPE):
-            continue
-        option = name.replace("_", "-")
-        if value is True or value is False:
-            words.append(option if value else f"no-{option}")
-        elif isinstance(value, list):
-            words.append(f"{option}={'-'.join(map(str, value))}")
-        else:
-            words.append(f"{option}={Path(value).stem if name == 'text' else value}")
-    return "_".join([*words, f"s{settings['seed']}"])
-
-
-# On one CPU core, compiling takes 26 to 55 seconds, and saves some 1e-7 seconds a token, layer and
-# channel (benchmarks/step.py). It pays above this many.
-WORTH_COMPILING = 4e8
-
-
-def decide_compile(settings, config):
-    """Whether to compile. Where the settings leave it open, the length of the run decides."""
-    wanted = settings.compile
-    if wanted is None:
-        tokens = settings.steps * settings.batch_size * config.block_size
-        pays = tokens * config.n_layer * config.d_model > WORTH_COMPILING
-        wanted = settings.device == "cuda" or (settings.device == "cpu" and pays)
-    if not wanted:
-        return False
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(2, device=settings.device))
-        return True
-    except Exception as error:  # there is no C++ compiler, say
-        reason = str(error).strip().partition("\n")[0]
-        if settings.compile:
-            raise Refused(f"--compile: torch.compile does not work here: {reason}") from None
-        if RANK == 0:
-            print(f"train.py: not compiled, as torch.compile fails: {reason}", file=sys.stderr)
-        return False
 
 
 # ---- 9. Where everything begins --------------------------------------------
@@ -963,11 +900,9 @@ def main(argv=None, program=__file__):
     command = shlex.join(["python", str(path), *argv])
     try:
         settings, task, config = settings_of(argv)
-        out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
-        reason = "has no checkpoint: start without --resume"
-        require(begun or not settings.resume, "out", out, reason)
-        reason = "has a checkpoint: --resume it, or choose another folder"
-        require(settings.resume or not begun, "out", out, reason)
+        begun = (settings.out / "ckpt.pt").exists()
+        reason = "--resume goes on from a checkpoint; a new run needs a folder without one"
+        require(settings.resume == begun, "out", str(settings.out), reason)
         if WORLD > 1:
             if settings.device == "cuda":
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
