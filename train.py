@@ -1,8 +1,8 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
 Sections 1 to 3 are the training: 1 data, optimizer and learning rate; 2 one step; 3 the loop. The
-others serve it: 4 checkpoints; 5 a check before training; 6 stopping; 7 presets; 8 settings and the
-command line; 9 `main`, where everything begins. A run leaves three files in out/<run>/:
+others serve it: 4 the run's folder; 5 checks before training; 6 stopping; 7 presets; 8 settings and
+the command line; 9 `main`, where everything begins. A run leaves three files in out/<run>/:
 
     config.json     its settings, and where it ran
     metrics.jsonl   the log, a line of JSON every 20 steps and at each evaluation; the last one has
@@ -24,7 +24,6 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 # An idle thread of gcc's OpenMP keeps its core busy for 300,000 rounds before it sleeps. Beside
@@ -40,7 +39,7 @@ from tqdm import tqdm
 
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
-from sample import answered, reading, show
+from sample import answered, parser_of, reading, show
 from tasks import ALIASES, TASKS, make_task, require, require_range, score_text, wrapped
 
 # torchrun starts several processes, and sets both variables. Without it, there is one process.
@@ -54,7 +53,7 @@ RANK = int(os.environ["RANK"]) if WORLD > 1 else 0  # the number of this process
 # `Batches` asks it for the windows of each step, and PyTorch's loader fetches them.
 
 
-@dataclass
+@dataclasses.dataclass
 class Batches:
     """The task's batches by step, for PyTorch's loader. Each process of torchrun takes its rows."""
 
@@ -219,7 +218,7 @@ def evaluate(task, model, settings, autocast):
     with autocast:
         scores = task.evaluate(model, settings.seed, settings.eval_size)
     model.train()
-    return {name: float(score) for name, score in scores.items()}  # it may be NumPy's
+    return {name: float(score) for name, score in scores.items()}  # some are NumPy's
 
 
 def train(settings, task, config, command, stop_signals):
@@ -323,10 +322,11 @@ def train(settings, task, config, command, stop_signals):
         "seconds": round(seconds, 1),
         "scoring_seconds": round(scoring_seconds, 1),
         "tokens_per_s": round(last["tokens"] / (seconds - scoring_seconds)),
+        "final": True,
     }
     if settings.device == "cuda":
         final["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-    write_log(settings.out, [final | {"final": True}], mode="a")
+    write_log(settings.out, [final], mode="a")
     if RANK == 0:
         print_results(task, model, final, settings, autocast)
 
@@ -360,14 +360,7 @@ def print_results(task, model, final, settings, autocast):
         show("\n" + wrapped(answered(task, model, settings.seed)))
 
 
-# ---- 4. Checkpoints --------------------------------------------------------
-#
-# A run that is stopped, or killed at any moment, goes on with --resume from its last checkpoint. On
-# a CPU, with the same options, it ends with the same bits. Three things make it so. A checkpoint
-# holds all that a step changes: weights, optimizer, and the log so far. It is written to another
-# file first, which then takes the old one's place in one move, so that ckpt.pt is whole at any
-# time. And no random state has to be saved: a batch follows from the seed and the step alone, and
-# so does PyTorch's seed.
+# ---- 4. The run's folder: settings, log, checkpoint ------------------------
 
 
 def recipe_of(settings, task, config):
@@ -381,12 +374,6 @@ def recipe_of(settings, task, config):
         "eval_size": settings.eval_size,
     }
     return json.loads(json.dumps(recipe))  # in JSON, tuples are lists
-
-
-def flat_settings(recipe):
-    """A recipe as one dict of settings. A setting that it lacks has its default."""
-    others = {name: recipe[name] for name in ("seed", "dtype", "eval_size")}
-    return DEFAULTS | recipe["task"] | recipe["model"] | recipe["training"] | others
 
 
 def open_folder(settings, recipe, task, model, optimizer, command):
@@ -405,40 +392,6 @@ def open_folder(settings, recipe, task, model, optimizer, command):
     if RANK == 0:
         announce(settings, model)
     return so_far
-
-
-def save(out, recipe, model, optimizer, so_far):
-    if RANK > 0:
-        return
-    checkpoint = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "recipe": recipe,
-        **so_far,
-    }
-    fresh = out / "ckpt.pt.new"
-    torch.save(checkpoint, fresh)
-    os.replace(fresh, out / "ckpt.pt")
-
-
-def restore(path, recipe, model, optimizer):
-    """Set model and optimizer back to a checkpoint. Returns how far the run was then. Raises
-    Refused if the checkpoint is damaged, or was begun with other settings."""
-    with reading(path):
-        saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
-        begun, now = flat_settings(saved["recipe"]), flat_settings(recipe)
-        changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
-        require(not changed, "--resume", str(path), f"was begun with {', '.join(changed)}")
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
-
-
-def write_log(out, lines, mode):
-    """Append lines to metrics.jsonl (mode "a"), or replace it (mode "w")."""
-    if RANK == 0:
-        with open(out / "metrics.jsonl", mode) as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def about_run(settings, task, model, command):
@@ -485,7 +438,55 @@ def announce(settings, model):
     print(f"  {device}, {settings.dtype}, {compiled}", flush=True)
 
 
-# ---- 5. Before training ----------------------------------------------------
+def write_log(out, lines, mode):
+    """Append lines to metrics.jsonl (mode "a"), or replace it (mode "w")."""
+    if RANK == 0:
+        with open(out / "metrics.jsonl", mode) as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+# A run that is stopped, or killed at any moment, goes on with --resume from its last checkpoint. On
+# a CPU, with the same options, it ends with the same bits. Three things make it so. A checkpoint
+# holds all that a step changes: weights, optimizer, and the log so far. It is written to another
+# file first, which then takes the old one's place in one move, so that ckpt.pt is whole at any
+# time. And no random state has to be saved: a batch follows from the seed and the step alone, and
+# so does PyTorch's seed.
+
+
+def save(out, recipe, model, optimizer, so_far):
+    if RANK > 0:
+        return
+    checkpoint = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "recipe": recipe,
+        **so_far,
+    }
+    fresh = out / "ckpt.pt.new"
+    torch.save(checkpoint, fresh)
+    os.replace(fresh, out / "ckpt.pt")
+
+
+def restore(path, recipe, model, optimizer):
+    """Set model and optimizer back to a checkpoint. Returns how far the run was then. Raises
+    Refused if the checkpoint is damaged, or was begun with other settings."""
+    with reading(path):
+        saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
+        begun, now = flat_settings(saved["recipe"]), flat_settings(recipe)
+        changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
+        require(not changed, "--resume", str(path), f"was begun with {', '.join(changed)}")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
+
+
+def flat_settings(recipe):
+    """A recipe as one dict of settings. A setting that it lacks has its default."""
+    others = {name: recipe[name] for name in ("seed", "dtype", "eval_size")}
+    return DEFAULTS | recipe["task"] | recipe["model"] | recipe["training"] | others
+
+
+# ---- 5. Checks before training ---------------------------------------------
 
 
 @torch.no_grad()
@@ -719,10 +720,11 @@ def settings_of(argv):
     """(settings, task, config): a value for each setting, the Task, and the model's Config. Writes
     nothing. Raises Refused, whose text names a value and what is allowed."""
     flags = read_flags(argv)
-    defaults = DEFAULTS | defaults_on(flags.get("device", devices()[0]))
+    flags["task"] = ALIASES.get(flags["task"], flags["task"])  # depo is depo1
+    device = flags.get("device", devices()[0])
+    defaults = DEFAULTS | defaults_on(device)
     presets = PRESETS[flags.get("preset", defaults["preset"])]
-    task_name = ALIASES.get(flags["task"], flags["task"])
-    preset = presets.get(task_name, presets["other"])
+    preset = presets.get(flags["task"], presets["other"])
     settings = argparse.Namespace(**(defaults | preset | flags))
 
     parts = WORLD * settings.grad_accum  # of all processes; each gets equally many windows
@@ -730,14 +732,13 @@ def settings_of(argv):
     require(settings.batch_size % parts == 0, "batch_size", settings.batch_size, reason)
 
     of_task = {name: value for name, value in vars(settings).items() if name not in DEFAULTS}
-    task = make_task(task_name, run_seed=settings.seed, **of_task)
+    task = make_task(settings.task, run_seed=settings.seed, **of_task)
     of_model = {name: getattr(settings, name) for name in MODEL}
     config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **of_model)
     if not config.has_attention and flags.get("pos", "nope") != "nope":
         raise Refused(f"pos = {flags['pos']!r}: {config.mixer} takes no positions")
 
     # What follows from the task and the model.
-    settings.task = task.name
     if settings.steps is None:
         settings.steps = task.steps(settings.batch_size)
     if settings.eval_every is None:
@@ -765,15 +766,14 @@ LIMITS = {
 
 def read_flags(argv):
     """{setting: value} of the flags that were typed, in the order of `make_parser`."""
-    parser = make_parser()
-    flags = vars(parser.parse_args(argv))
+    values = vars(make_parser().parse_args(argv))
+    flags = {name: value for name, value in values.items() if value is not None}
     for name, (least, most) in LIMITS.items():
         if name in flags:
             require_range(name, flags[name], least, most)
     for beta in flags.get("betas", []):
         require(0 <= beta < 1, "betas", flags["betas"], "allowed: 0 to below 1")
-    order = [action.dest for action in parser._actions]
-    return {name: flags[name] for name in order if name in flags}
+    return flags
 
 
 def defaults_on(device):
@@ -823,14 +823,8 @@ def run_name(settings, config, flags):
 def make_parser():
     """All options. A new one is a line here, and its default in TRAINING if it changes the result,
     else in EXECUTION. (Those of models and tasks have their defaults there.)"""
-    parser = argparse.ArgumentParser(
-        usage="python train.py --task TASK [--canon abcd] [other options]",
-        description="Train one model on one task. What you leave out is as the preset sets it "
-        "(PRESETS in train.py).",
-        argument_default=argparse.SUPPRESS,  # only what was typed is in the result
-        allow_abbrev=False,
-    )
-    parser.error = end
+    parser = parser_of("train.py", __doc__)
+    parser.usage = "python train.py --task TASK [--canon abcd] [other options]"
     on_off = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("task").add_argument
@@ -880,7 +874,7 @@ def make_parser():
     add = parser.add_argument_group("run").add_argument
     add("--device", choices=devices(), help="(the first of these)")
     add("--out", type=Path, help="the run's folder (out/ and a name made of the choices above)")
-    add("--resume", action="store_true", help="go on from the checkpoint")
+    add("--resume", action="store_true", default=None, help="go on from the checkpoint")
     add("--compile", action=on_off, help="torch.compile (where it works and pays)")
     add("--workers", type=int, help="processes that draw data (4 on CUDA, else 0)")
     add("--eval-every", type=int, help="steps between evaluations (a 20th of the run)")
