@@ -1859,6 +1859,16 @@ def test_a_flag_counts_before_the_preset_and_the_preset_before_the_default():
     assert settings.steps == task.steps(settings.batch_size)
 
 
+def test_a_config_repeats_its_run(here):
+    train.main(tiny("--steps 25 --canon ac --seed 3", "first"))
+    again = "--config first/config.json --out second --device cpu --no-compile".split()
+    train.main(again)
+    assert checkpoint("first")["recipe"] == checkpoint("second")["recipe"]
+    assert same_weights("first", "second")
+    settings, _, config = train.settings_of([*again, "--lr", "0.5"])
+    assert (settings.lr, settings.seed, config.canon) == (0.5, 3, "ac")
+
+
 BAD_FLAGS = [  # the flags, and what the line names
     ("--preset huge", "--preset: invalid choice: 'huge'"),
     ("--mixer conv", "mixer = 'conv'"),
@@ -1869,18 +1879,23 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--grad-accum 3", "a multiple of 3"),
     ("--schedule step", "--schedule: invalid choice: 'step'"),
     ("--device abacus", "--device: invalid choice: 'abacus'"),
-    ("--cannon abcd", "--cannon"),
+    ("--cannon abcd", "is it --canon?"),
     ("--dtype float16", "--dtype: invalid choice: 'float16'"),
     ("--mixer gla --pos rope", "pos = 'rope'"),
     ("--n-head 3", "d_model = 16"),
     ("--K 5", "K = 5"),
-    ("--resume", "goes on from a checkpoint"),
+    ("--resume", "no checkpoint"),
+    ("--out notes.txt/run", "out = 'notes.txt/run'"),
+    ("--config notes.txt", "notes.txt holds no such run"),
+    ("--config notes.txt --mixer gla", "mixer = 'gla'"),
 ]
 
 
 @parametrize("flags, words", BAD_FLAGS)
 def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused):
-    refused(tiny("--steps 5") + flags.split(), words)
+    Path("notes.txt").write_text("mine")
+    usual = ["--out", "run"] if "--config" in flags else tiny("--steps 5")
+    refused(usual + flags.split(), words)
 
 
 def test_run_names_tell_runs_apart():
@@ -2798,12 +2813,12 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_commands_shown_are_allowed():
-    """Each `python train.py ..` of these pages."""
+    """Each `python train.py ..` of these pages; the folders of --config may not be there."""
     shown = 0
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
         for command in re.findall(r"^ *python train\.py (--[^#\n|]*)", text, re.MULTILINE):
-            if "--text" not in command:
+            if "--config" not in command and "--text" not in command:
                 train.settings_of(shlex.split(command))
                 shown += 1
     assert shown > 10

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import difflib
 import json
 import math
 import os
@@ -218,7 +219,7 @@ def evaluate(task, model, settings, autocast):
     with autocast:
         scores = task.evaluate(model, settings.seed, settings.eval_size)
     model.train()
-    return {name: float(score) for name, score in scores.items()}  # some are NumPy's
+    return scores
 
 
 def train(settings, task, config, command, stop_signals):
@@ -385,13 +386,20 @@ def open_folder(settings, recipe, task, model, optimizer, command):
     else:
         so_far = {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
         if RANK == 0:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
             about = about_run(settings, task, model, command) | recipe
             (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
     write_log(out, so_far["log"], mode="w")  # without the lines after the checkpoint
     if RANK == 0:
         announce(settings, model)
     return so_far
+
+
+def make_folder(out):
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"out = {str(out)!r}: {error.strerror}") from None
 
 
 def about_run(settings, task, model, command):
@@ -431,10 +439,12 @@ def announce(settings, model):
     counts = model.parameter_counts()
     size = f"n_layer {model.config.n_layer}, d_model {model.config.d_model}"
     device = device_name(settings.device)
-    compiled = "compiled: the first step takes a minute or two" if settings.compile else "eager"
+    slow_start = "compiled: the first step takes a minute or two"
+    compiled = slow_start if settings.compile else "not compiled"
+    windows = f"{settings.batch_size} windows of {model.config.block_size} tokens"
     print(settings.out)
     print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
-    print(f"  {settings.steps:,} steps of {settings.batch_size} windows")
+    print(f"  {settings.steps:,} steps of {windows}")
     print(f"  {device}, {settings.dtype}, {compiled}", flush=True)
 
 
@@ -461,6 +471,7 @@ def save(out, recipe, model, optimizer, so_far):
         "optimizer": optimizer.state_dict(),
         "recipe": recipe,
         **so_far,
+        "log": json.dumps(so_far["log"]),  # as text: a score may be NumPy's, which would not load
     }
     fresh = out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
@@ -472,18 +483,20 @@ def restore(path, recipe, model, optimizer):
     Refused if the checkpoint is damaged, or was begun with other settings."""
     with reading(path):
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
-        begun, now = flat_settings(saved["recipe"]), flat_settings(recipe)
+        begun = DEFAULTS | flat_settings(saved["recipe"])  # it may lack a setting that is newer
+        now = flat_settings(recipe)
         changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
         require(not changed, "--resume", str(path), f"was begun with {', '.join(changed)}")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
+        so_far = {name: saved[name] for name in ("step", "seconds", "scoring_seconds")}
+        return so_far | {"log": json.loads(saved["log"])}
 
 
 def flat_settings(recipe):
-    """A recipe as one dict of settings. A setting that it lacks has its default."""
+    """A recipe as one dict of settings."""
     others = {name: recipe[name] for name in ("seed", "dtype", "eval_size")}
-    return DEFAULTS | recipe["task"] | recipe["model"] | recipe["training"] | others
+    return recipe["task"] | recipe["model"] | recipe["training"] | others
 
 
 # ---- 5. Checks before training ---------------------------------------------
@@ -676,8 +689,8 @@ PRESETS = {
 
 # ---- 8. Settings -----------------------------------------------------------
 #
-# A setting's value is the default, or what the preset says, or what a flag says: the last of these
-# counts. Names are unique, so each setting goes where it is known: to the model, the training or
+# A setting's value is the default, or what the preset (or a --config) says, or what a flag says:
+# the last of these counts. Names are unique, so each setting goes where it is known: to the model, the training or
 # the run. What none of them knows is the task's, which refuses it if it does not know it either.
 
 MODEL = {
@@ -700,6 +713,7 @@ TRAINING = {
 RUN = {
     "task": None,
     "preset": None,  # small on CUDA, else nano
+    "config": None,  # a run's config.json, in the preset's place
     "seed": 0,  # of data and initial weights
     "dtype": None,  # bfloat16 on a GPU that has it, else float32
     "eval_size": 512,  # instances scored in an evaluation
@@ -720,12 +734,12 @@ def settings_of(argv):
     """(settings, task, config): a value for each setting, the Task, and the model's Config. Writes
     nothing. Raises Refused, whose text names a value and what is allowed."""
     flags = read_flags(argv)
-    flags["task"] = ALIASES.get(flags["task"], flags["task"])  # depo is depo1
-    device = flags.get("device", devices()[0])
-    defaults = DEFAULTS | defaults_on(device)
-    presets = PRESETS[flags.get("preset", defaults["preset"])]
-    preset = presets.get(flags["task"], presets["other"])
-    settings = argparse.Namespace(**(defaults | preset | flags))
+    defaults = DEFAULTS | defaults_on(flags.get("device", devices()[0]))
+    if "config" in flags:
+        base = settings_in_file(flags)
+    else:
+        base = settings_in_preset(flags.get("preset", defaults["preset"]), flags.get("task"))
+    settings = argparse.Namespace(**(defaults | base | flags))
 
     parts = WORLD * settings.grad_accum  # of all processes; each gets equally many windows
     reason = f"must be a multiple of {parts}"
@@ -739,6 +753,7 @@ def settings_of(argv):
         raise Refused(f"pos = {flags['pos']!r}: {config.mixer} takes no positions")
 
     # What follows from the task and the model.
+    settings.task = task.name
     if settings.steps is None:
         settings.steps = task.steps(settings.batch_size)
     if settings.eval_every is None:
@@ -746,6 +761,27 @@ def settings_of(argv):
     if settings.out is None:
         settings.out = Path("out", run_name(settings, config, flags))
     return settings, task, config
+
+
+def settings_in_preset(preset, task):
+    tasks = PRESETS[preset]
+    return tasks.get(ALIASES.get(task, task), tasks["other"])
+
+
+def settings_in_file(flags):
+    """The settings in a run's config.json. They come with their task and model: some follow from
+    others, so that flags may not change them."""
+    for name, value in flags.items():
+        of_run = name in TRAINING or name in RUN or name in EXECUTION
+        reason = "a --config brings its own task and model"
+        require(of_run and name not in ("task", "preset"), name, value, reason)
+    path = flags["config"]
+    require("out" in flags, "config", str(path), "needs --out")
+    with reading(path):
+        run = json.loads(path.read_text())
+        settings = flat_settings(run) | {"task": run["task"]["name"], "preset": run["preset"]}
+        del settings["name"], settings["vocab_size"]  # the task has them
+        return settings
 
 
 LIMITS = {
@@ -766,8 +802,14 @@ LIMITS = {
 
 def read_flags(argv):
     """{setting: value} of the flags that were typed, in the order of `make_parser`."""
-    values = vars(make_parser().parse_args(argv))
-    flags = {name: value for name, value in values.items() if value is not None}
+    parser = make_parser()
+    values, unknown = parser.parse_known_args(argv)
+    if unknown:
+        words = parser.format_help().replace(",", " ").split()
+        options = [word for word in words if word.startswith("--")]
+        near = difflib.get_close_matches(unknown[0], options, n=1)
+        raise Refused(f"{unknown[0]}: no such option" + "".join(f"; is it {n}?" for n in near))
+    flags = {name: value for name, value in vars(values).items() if value is not None}
     for name, (least, most) in LIMITS.items():
         if name in flags:
             require_range(name, flags[name], least, most)
@@ -828,8 +870,9 @@ def make_parser():
     on_off = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("task").add_argument
-    add("--task", required=True, help=", ".join(TASKS | ALIASES))
+    add("--task", help=", ".join(TASKS | ALIASES))
     add("--preset", choices=PRESETS, help="the size of task and model (small on CUDA, else nano)")
+    add("--config", type=Path, help="repeat the run of this config.json")
     add("--N", type=int, help="numbers to copy; nodes of a graph; people")
     add("--K", type=int, help="depo: the most hops that are asked for")
     add("--V", type=int, help="depo, brevo2: letters that words are made of")
@@ -895,7 +938,9 @@ def main(argv=None, program=__file__):
     try:
         settings, task, config = settings_of(argv)
         begun = (settings.out / "ckpt.pt").exists()
-        reason = "--resume goes on from a checkpoint; a new run needs a folder without one"
+        reason = "has no checkpoint: start without --resume"
+        if begun:
+            reason = "has a checkpoint: --resume it, or choose another folder"
         require(settings.resume == begun, "out", str(settings.out), reason)
         if WORLD > 1:
             if settings.device == "cuda":
