@@ -1872,10 +1872,10 @@ def test_a_config_repeats_its_run(here):
 BAD_FLAGS = [  # the flags, and what the line names
     ("--preset huge", "--preset: invalid choice: 'huge'"),
     ("--mixer conv", "mixer = 'conv'"),
-    ("--steps 0", "steps = 0"),
+    ("--steps 0", "--steps: 0"),
     ("--steps many", "--steps"),
-    ("--lr nan", "lr = nan"),
-    ("--betas 0.9 1", "betas"),
+    ("--lr nan", "--lr: nan"),
+    ("--betas 0.9 1", "--betas: 1"),
     ("--grad-accum 3", "a multiple of 3"),
     ("--schedule step", "--schedule: invalid choice: 'step'"),
     ("--device abacus", "--device: invalid choice: 'abacus'"),

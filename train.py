@@ -27,9 +27,9 @@ import sys
 import time
 from pathlib import Path
 
-# An idle thread of gcc's OpenMP keeps its core busy for 300,000 rounds before it sleeps. Beside
-# another busy program that makes steps several times slower (results/threads.txt), so let it sleep
-# after 3,000. OpenMP reads this when torch is imported.
+# PyTorch's threads keep their cores busy while they wait. Beside another busy program that makes
+# steps several times slower (results/threads.txt), so let them wait less. To be set before torch is
+# imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import numpy as np
@@ -41,7 +41,7 @@ from tqdm import tqdm
 from canon_gpt import CANONS, MIXERS, MLPS, POSITIONS, CanonGPT, Config, Refused
 from kernels import gpu_has_bfloat16, relative_error
 from sample import answered, parser_of, reading, show
-from tasks import ALIASES, TASKS, make_task, require, require_range, score_text, wrapped
+from tasks import ALIASES, TASKS, make_task, require, score_text, wrapped
 
 # torchrun starts several processes, and sets both variables. Without it, there is one process.
 WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
@@ -66,7 +66,7 @@ class Batches:
         """Batch number 0 is for step 1, and so on. NumPy's arrays:
 
         tokens and loss_mask  (rows, block_size + 1)
-        target_count          how many targets there are, those of other processes included
+        target_count          how many targets the whole batch has, over all processes
         """
         tokens, loss_mask = self.task.batch(self.seed, number, self.batch_size)
         target_count = loss_mask[:, 1:].sum()  # nothing predicts the first token
@@ -80,8 +80,8 @@ def load_batches(task, settings, steps_done):
         Batches(task, settings.seed, settings.batch_size),
         batch_size=None,  # each item is a whole batch
         sampler=range(steps_done, settings.steps),  # the batches' numbers, in this order
-        # As they are. The loader would make tensors of them, and workers pass tensors on in shared
-        # memory, of which a container may have too little.
+        # Keep NumPy's arrays. By default the loader makes tensors, and workers pass tensors on in
+        # shared memory, of which a container may have too little.
         collate_fn=tuple,
         num_workers=settings.workers,
         worker_init_fn=own_session,
@@ -118,8 +118,8 @@ def adamw(model, settings):
     )
 
 
-# An optimizer of your own is a function with these arguments, and one more entry. The loop takes
-# each group's "lr" for its peak, and sets it at each step.
+# An optimizer of your own is a function with these arguments, and one more entry. The "lr" that it
+# gives to a group is the peak; the loop sets it anew at each step.
 OPTIMIZERS = {"adamw": adamw}
 
 
@@ -134,8 +134,8 @@ def linear(done):
     return 1 - done
 
 
-# How the learning rate falls after warm-up. A schedule of your own is one more entry: a function
-# from the share of the steps after warm-up that are done to a factor.
+# How the learning rate falls after warm-up. A schedule of your own is one more entry: a function of
+# `done`, from 0 to just below 1, that returns a factor of the peak.
 SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
@@ -156,8 +156,8 @@ def train_step(model, optimizer, batch, settings, autocast):
     """Update the weights from a batch: forward, backward, clip, step. For less memory, the batch is
     cut into `grad_accum` micro-batches (gradient accumulation). Usually that is one.
 
-    Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the loss
-    is the mean of those that the processes return.)
+    Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the whole
+    batch's loss is the mean over the processes of what this returns.)
     """
     tokens, loss_mask, target_count = batch  # as `load_batches` yields it
     # Equal parts, and exactly grad_accum of them: settings_of refuses other batch sizes.
@@ -170,8 +170,8 @@ def train_step(model, optimizer, batch, settings, autocast):
             model.require_backward_grad_sync = number == n
         with autocast:
             _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
-        # Weigh it by its share of the batch's targets, so that the micro-batches add up to the mean
-        # over the batch. DDP then averages over the processes; WORLD makes a sum of that.
+        # Weigh this mean by its share of the batch's targets, so that all micro-batches add up to
+        # the mean over the batch. DDP divides gradients by WORLD; the factor undoes that.
         share = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
         loss = loss * share
         loss.backward()
@@ -193,8 +193,8 @@ def compiled_and_distributed(model, settings):
     DistributedDataParallel, which averages the gradients of all processes."""
     if settings.compile:
         # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
-        # starts all kernels of a forward or backward pass at once. The next pass overwrites its
-        # results, so there may be only one in a step.
+        # starts all kernels of a forward or backward pass at once. Each pass overwrites the results
+        # of the last, so that is for steps of a single pass.
         one_pass = settings.device == "cuda" and WORLD == 1 and settings.grad_accum == 1
         model = torch.compile(model, mode="reduce-overhead" if one_pass else "default")
     if WORLD > 1:
@@ -207,8 +207,8 @@ def mean_loss_and_stop(loss, stop_signals):
     numbers = torch.stack([loss, torch.full_like(loss, len(stop_signals))])
     if WORLD > 1:
         torch.distributed.all_reduce(numbers)  # adds them up
-    loss, signals = (numbers / WORLD).tolist()  # here the CPU waits for the GPU
-    return loss, signals > 0
+    loss_sum, signals = numbers.tolist()  # here the CPU waits for the GPU
+    return loss_sum / WORLD, signals > 0
 
 
 @torch.no_grad()
@@ -231,27 +231,29 @@ def train(settings, task, config, command, stop_signals):
     """
     # ---- Before the loop: model, optimizer, and the run's folder
     torch.manual_seed(settings.seed)
-    torch.set_flush_denormal(True)  # takes numbers below 1e-38 for 0: they slow CPUs down
+    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: they slow CPUs down
     model = CanonGPT(config).to(settings.device)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)
-    # The peak learning rate of each group. (A checkpoint restores rates that have decayed.)
+    # The peak learning rate of each group, before a checkpoint restores rates that have decayed.
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
     # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
     mixed = settings.dtype == "bfloat16"
     autocast = torch.autocast(settings.device, torch.bfloat16, enabled=mixed)
+    torch.set_float32_matmul_precision("highest")  # the check looks for small differences
     check_causal(model, autocast)
     torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
-    settings.compile = decide_compile(settings, config)
+    settings.compile = decide_compile(settings, config)  # until here it may be None
     # `fast_model` shares the weights of `model`. Evaluation uses `model`, as its batches have many
     # shapes, and each would have to be compiled.
     fast_model = compiled_and_distributed(model, settings)
 
     recipe = recipe_of(settings, task, config)
+    # With --resume, this loads the checkpoint into model and optimizer.
     so_far = open_folder(settings, recipe, task, model, optimizer, command)
     first = so_far["step"] + 1
-    began = time.perf_counter() - so_far["seconds"]  # as if the run had never paused
+    began = time.perf_counter() - so_far["seconds"]  # so that seconds add up over pauses
     batches = load_batches(task, settings, steps_done=so_far["step"])
 
     # ---- The loop
@@ -265,16 +267,17 @@ def train(settings, task, config, command, stop_signals):
             # 2. Learn from one batch. The seed is for layers that draw numbers, such as dropout.
             torch.manual_seed(10**9 * settings.seed + step * WORLD + RANK)
             loss, gradient_norm = train_step(fast_model, optimizer, batch, settings, autocast)
-            bar.disable = RANK > 0 or len(stop_signals) > 0  # then the terminal may be closed
+            if stop_signals:
+                bar.disable = True  # the terminal may be closed
             bar.update()
 
             # 3. Most steps end here, as reading the loss would make the CPU wait for the GPU. What
             #    every step must do goes above this.
             score_now = step % settings.eval_every == 0 or step == settings.steps
             log_now = score_now or step % LOG_EVERY == 0
-            # Several processes have to stop together, so they wait for a step that logs.
-            stop_alone = WORLD == 1 and len(stop_signals) > 0
-            if not (log_now or stop_alone):
+            # One process can stop at once. Several agree on it where they log.
+            stop_at_once = WORLD == 1 and len(stop_signals) > 0
+            if not (log_now or stop_at_once):
                 continue
 
             # 4. End the run if it has diverged, before this state is saved.
@@ -310,6 +313,7 @@ def train(settings, task, config, command, stop_signals):
                 save(settings.out, recipe, model, optimizer, so_far)
             if stop_now and step < settings.steps:
                 bar.close()
+                # If there is none, another process got the signal.
                 number = stop_signals[0] if stop_signals else signal.SIGTERM
                 how = "repeat the command with --resume to continue"
                 end(f"stopped after step {step}; {how}", status=128 + number)
@@ -333,16 +337,19 @@ def train(settings, task, config, command, stop_signals):
 
 
 # What you may want to add to this loop:
-# - A metric is one more entry of `line`: a Python number, not a tensor.
-# - An average of the weights (EMA) starts as `average = copy.deepcopy(model)`. Update it after
-#   `train_step`,
+# - A number in the log is one more entry of `line`: a Python number, not a tensor. (Under torchrun
+#   the log is the first process's; only the loss is averaged.)
+# - An average of the weights (EMA) starts as `average = copy.deepcopy(model)`, before
+#   `open_folder`. Update it right after `train_step`,
 #
 #       with torch.no_grad():
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 1 - keep)
 #
-#   and pass it to `evaluate` and `print_results`. `save` and `restore` must keep it, too. (sample.py
-#   reads what `save` calls "model".)
+#   and pass it to `evaluate` and `print_results` in the model's place. `save` and `restore` must
+#   keep it, too. sample.py reads what `save` calls "model".
+# - Noise on gradients must be the same in all processes. As their seeds differ, draw it by a
+#   generator of its own.
 
 
 def scores_in_words(task, scores):
@@ -374,7 +381,7 @@ def recipe_of(settings, task, config):
         "dtype": settings.dtype,
         "eval_size": settings.eval_size,
     }
-    return json.loads(json.dumps(recipe))  # in JSON, tuples are lists
+    return json.loads(json.dumps(recipe))  # equal to what is read from a file: tuples are lists
 
 
 def open_folder(settings, recipe, task, model, optimizer, command):
@@ -389,7 +396,7 @@ def open_folder(settings, recipe, task, model, optimizer, command):
             make_folder(out)
             about = about_run(settings, task, model, command) | recipe
             (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
-    write_log(out, so_far["log"], mode="w")  # without the lines after the checkpoint
+    write_log(out, so_far["log"], mode="w")  # drops lines that came after the checkpoint
     if RANK == 0:
         announce(settings, model)
     return so_far
@@ -471,7 +478,7 @@ def save(out, recipe, model, optimizer, so_far):
         "optimizer": optimizer.state_dict(),
         "recipe": recipe,
         **so_far,
-        "log": json.dumps(so_far["log"]),  # as text: a score may be NumPy's, which would not load
+        "log": json.dumps(so_far["log"]),  # as text: weights_only refuses NumPy's numbers
     }
     fresh = out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
@@ -483,7 +490,8 @@ def restore(path, recipe, model, optimizer):
     Refused if the checkpoint is damaged, or was begun with other settings."""
     with reading(path):
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
-        begun = DEFAULTS | flat_settings(saved["recipe"])  # it may lack a setting that is newer
+        # A setting that is newer than the checkpoint has its default there.
+        begun = default_settings() | flat_settings(saved["recipe"])
         now = flat_settings(recipe)
         changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
         require(not changed, "--resume", str(path), f"was begun with {', '.join(changed)}")
@@ -504,13 +512,11 @@ def flat_settings(recipe):
 
 @torch.no_grad()
 def check_causal(model, autocast):
-    """Refuse a model that looks ahead: it finds every task easy. And one that claims to stream, but
-    gives other logits when a text comes in pieces: its generated answers would be wrong.
+    """Refuse a model that looks ahead, as it finds every task easy; and one that says it streams,
+    but gives other logits when a text comes in pieces, as its generated answers would be wrong.
 
-    It takes a copy with noise on its weights. A layer whose weights are zero at the start would
-    pass unseen.
+    It takes a copy with noise on its weights, as a layer that starts at zero would hide its fault.
     """
-    torch.set_float32_matmul_precision("highest")  # this looks for small differences
     config = model.config
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
@@ -524,12 +530,14 @@ def check_causal(model, autocast):
     changed[:, cut:] = 0
     layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
-    with autocast:  # as in training, where a BatchNorm over time sees the future, and dropout drops
+    # In training mode, as a BatchNorm over time looks ahead only there. With equal seeds, dropout
+    # drops the same.
+    with autocast:
         torch.manual_seed(0)
         logits, _ = model(tokens)
         torch.manual_seed(0)
         other_future, _ = model(changed)
-    # Usually they have the same bits. Written so that a NaN is refused, too.
+    # `not .. <=` refuses NaN, too. Usually the two have the same bits.
     if not relative_error(other_future[:, :cut], logits[:, :cut]) <= 1e-6:
         raise Refused(f"{layers}: a layer looks ahead (or gives NaN)")
     if model.streams:
@@ -538,7 +546,7 @@ def check_causal(model, autocast):
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         whole, _ = model(tokens)  # in float32, as the pieces
         if not relative_error(torch.cat(pieces, dim=1), whole) <= 1e-4:
-            reason = "a layer does not keep in state[self] what it needs, nor says streams = False"
+            reason = "a layer must keep what it needs in state[self], or say streams = False"
             raise Refused(f"{layers}: {reason}")
 
 
@@ -583,9 +591,9 @@ STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if has
 
 @contextlib.contextmanager
 def noted_signals():
-    """A list, to which each signal that asks to stop appends its number. A second Ctrl-C kills.
-    (Other signals may come twice without being meant so: from `timeout`, from a shell and its
-    terminal, from torchrun, which repeats Ctrl-C, too.)"""
+    """A list, to which each signal that asks to stop appends its number. A second Ctrl-C kills. (No
+    other signal does, as shells and `timeout` may send one twice; nor Ctrl-C under torchrun, which
+    repeats it.)"""
     noted = []
 
     def note(number, frame):
@@ -614,8 +622,8 @@ def own_session(worker):
 # ---- 7. Presets ------------------------------------------------------------
 #
 # A preset scales task, model and training together: `nano` for a CPU core and at most an hour,
-# `small` for one GPU, `paper` for the paper's own numbers (Depo0, our addition, has Depo1's). What
-# an entry leaves out has the default of DEFAULTS below, or of the task (tasks.py).
+# `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it has Depo1's). What
+# an entry leaves out has its default: in `make_parser`, in Config, or in the task (tasks.py).
 
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)  # 1 layer, 16 dims
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
@@ -630,7 +638,8 @@ L4D256_TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 # N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
 # letters words are made of, and L the most operators in an expression; root=None is a grammar's own
 # root. Where steps is None, Capo computes them from how often each person is met (--exposures).
-# "other" is for a task of your own. How models fared at which learning rates: results/rates.md.
+# "other" is for a task of your own, and for Text in the size paper. How models fared at which
+# learning rates: results/rates.md.
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -690,62 +699,36 @@ PRESETS = {
 # ---- 8. Settings -----------------------------------------------------------
 #
 # A setting's value is the default, or what the preset (or a --config) says, or what a flag says:
-# the last of these counts. Names are unique, so each setting goes where it is known: to the model, the training or
-# the run. What none of them knows is the task's, which refuses it if it does not know it either.
+# the last of these counts. Each option stands in one line of `make_parser`, with its default, its
+# limits and its help. (Options of model and task have their defaults in `Config` and in tasks.py.)
+# Each setting goes to the part that these lists name. All others go to the task.
 
-MODEL = {
-    field.name: field.default
-    for field in dataclasses.fields(Config)
-    if field.name not in ("vocab_size", "block_size")  # these follow from the task
-}
-TRAINING = {
-    "steps": 2000,  # batches
-    "batch_size": 32,  # windows in a step
-    "lr": 1e-3,  # the peak of the learning rate
-    "warmup": 1000,  # steps until it is reached
-    "schedule": "cosine",  # how it falls from there: an entry of SCHEDULES
-    "optimizer": "adamw",  # an entry of OPTIMIZERS
-    "weight_decay": 0.03,  # of the matrices of Linear and Embedding layers
-    "betas": [0.9, 0.98],
-    "eps": 1e-6,
-    "clip": 1.0,  # the maximum gradient norm; 0: no clipping
-}
-RUN = {
-    "task": None,
-    "preset": None,  # small on CUDA, else nano
-    "config": None,  # a run's config.json, in the preset's place
-    "seed": 0,  # of data and initial weights
-    "dtype": None,  # bfloat16 on a GPU that has it, else float32
-    "eval_size": 512,  # instances scored in an evaluation
-}
-EXECUTION = {  # up to rounding, these change nothing in a run's result
-    "device": None,  # the first of cuda, mps and cpu that is there
-    "workers": None,  # processes that draw data: 4 on CUDA, else 0
-    "compile": None,  # where it works and pays
-    "grad_accum": 1,  # parts of a batch
-    "eval_every": None,  # steps: a 20th of the run, at least 20
-    "out": None,  # out/ and the run's name
-    "resume": False,
-}
-DEFAULTS = MODEL | TRAINING | RUN | EXECUTION
+MODEL = [field.name for field in dataclasses.fields(Config)][2:]  # the task says the first two
+TRAINING = ["steps", "batch_size", "lr", "warmup", "schedule", "optimizer", "weight_decay", "betas"]
+TRAINING += ["eps", "clip"]
+RUN = ["task", "preset", "config", "seed", "dtype", "eval_size"]
+# Up to rounding, these change nothing in a run's result.
+EXECUTION = ["device", "workers", "compile", "grad_accum", "eval_every", "out", "resume"]
 
 
 def settings_of(argv):
     """(settings, task, config): a value for each setting, the Task, and the model's Config. Writes
     nothing. Raises Refused, whose text names a value and what is allowed."""
     flags = read_flags(argv)
-    defaults = DEFAULTS | defaults_on(flags.get("device", devices()[0]))
+    defaults = default_settings() | defaults_on(flags.get("device", devices()[0]))
     if "config" in flags:
         base = settings_in_file(flags)
     else:
         base = settings_in_preset(flags.get("preset", defaults["preset"]), flags.get("task"))
-    settings = argparse.Namespace(**(defaults | base | flags))
+    given = base | flags
+    settings = argparse.Namespace(**(defaults | given))
 
     parts = WORLD * settings.grad_accum  # of all processes; each gets equally many windows
     reason = f"must be a multiple of {parts}"
     require(settings.batch_size % parts == 0, "batch_size", settings.batch_size, reason)
 
-    of_task = {name: value for name, value in vars(settings).items() if name not in DEFAULTS}
+    of_others = MODEL + TRAINING + RUN + EXECUTION
+    of_task = {name: value for name, value in given.items() if name not in of_others}
     task = make_task(settings.task, run_seed=settings.seed, **of_task)
     of_model = {name: getattr(settings, name) for name in MODEL}
     config = Config(vocab_size=task.vocab_size, block_size=task.block_size, **of_model)
@@ -763,59 +746,24 @@ def settings_of(argv):
     return settings, task, config
 
 
-def settings_in_preset(preset, task):
-    tasks = PRESETS[preset]
-    return tasks.get(ALIASES.get(task, task), tasks["other"])
-
-
-def settings_in_file(flags):
-    """The settings in a run's config.json. They come with their task and model: some follow from
-    others, so that flags may not change them."""
-    for name, value in flags.items():
-        of_run = name in TRAINING or name in RUN or name in EXECUTION
-        reason = "a --config brings its own task and model"
-        require(of_run and name not in ("task", "preset"), name, value, reason)
-    path = flags["config"]
-    require("out" in flags, "config", str(path), "needs --out")
-    with reading(path):
-        run = json.loads(path.read_text())
-        settings = flat_settings(run) | {"task": run["task"]["name"], "preset": run["preset"]}
-        del settings["name"], settings["vocab_size"]  # the task has them
-        return settings
-
-
-LIMITS = {
-    "steps": (1, 10**8),
-    "batch_size": (1, 10**5),
-    "lr": (1e-12, 1e6),
-    "warmup": (0, 10**8),
-    "weight_decay": (0, 10**6),
-    "eps": (0, 1),
-    "clip": (0, 10**6),
-    "seed": (0, 2**32 - 1),
-    "eval_size": (1, 10**5),
-    "workers": (0, 64),
-    "eval_every": (1, 10**8),
-    "grad_accum": (1, 10**5),
-}
-
-
 def read_flags(argv):
     """{setting: value} of the flags that were typed, in the order of `make_parser`."""
     parser = make_parser()
-    values, unknown = parser.parse_known_args(argv)
+    untyped = dict.fromkeys(default_settings())  # None for each option
+    # argparse fills in no default where the namespace has a value.
+    values, unknown = parser.parse_known_args(argv, argparse.Namespace(**untyped))
     if unknown:
         words = parser.format_help().replace(",", " ").split()
         options = [word for word in words if word.startswith("--")]
         near = difflib.get_close_matches(unknown[0], options, n=1)
         raise Refused(f"{unknown[0]}: no such option" + "".join(f"; is it {n}?" for n in near))
-    flags = {name: value for name, value in vars(values).items() if value is not None}
-    for name, (least, most) in LIMITS.items():
-        if name in flags:
-            require_range(name, flags[name], least, most)
-    for beta in flags.get("betas", []):
-        require(0 <= beta < 1, "betas", flags["betas"], "allowed: 0 to below 1")
-    return flags
+    return {name: value for name, value in vars(values).items() if value is not None}
+
+
+def default_settings():
+    """{setting: its default}; None where that depends on something."""
+    of_model = {name: getattr(Config, name) for name in MODEL}
+    return vars(make_parser().parse_args([])) | of_model
 
 
 def defaults_on(device):
@@ -837,6 +785,27 @@ def devices():
     if torch.backends.mps.is_available():
         found.append("mps")
     return found + ["cpu"]
+
+
+def settings_in_preset(preset, task):
+    tasks = PRESETS[preset]
+    return tasks.get(ALIASES.get(task, task), tasks["other"])
+
+
+def settings_in_file(flags):
+    """The settings in a run's config.json. Flags may not change those of model and task, as some
+    follow from others: the block size from the task's N, say."""
+    for name, value in flags.items():
+        reason = "a --config brings its own task and model"
+        of_run = name in TRAINING + RUN + EXECUTION
+        require(of_run and name not in ("task", "preset"), name, value, reason)
+    path = flags["config"]
+    require("out" in flags, "config", str(path), "needs --out")
+    with reading(path):
+        run = json.loads(path.read_text())
+        settings = flat_settings(run) | {"task": run["task"]["name"], "preset": run["preset"]}
+        del settings["name"], settings["vocab_size"]  # the first is "task"; the task has the second
+        return settings
 
 
 def run_name(settings, config, flags):
@@ -862,12 +831,26 @@ def run_name(settings, config, flags):
     return "_".join([*words, f"s{settings.seed}"])
 
 
+def between(least, most, kind=int):
+    """For argparse: what reads an option's text as a number, and refuses those beyond limits."""
+
+    def number(text):
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text}: allowed: {least:,} to {most:,}")
+        return value
+
+    return number
+
+
 def make_parser():
-    """All options. A new one is a line here, and its default in TRAINING if it changes the result,
-    else in EXECUTION. (Those of models and tasks have their defaults there.)"""
+    """All options. A new one is a line here, and its name in TRAINING if it changes the result,
+    else in EXECUTION."""
     parser = parser_of("train.py", __doc__)
     parser.usage = "python train.py --task TASK [--canon abcd] [other options]"
     on_off = argparse.BooleanOptionalAction
+    count, size = between(1, 10**8), between(1, 10**5)
+    amount = between(0, 10**6, float)
 
     add = parser.add_argument_group("task").add_argument
     add("--task", help=", ".join(TASKS | ALIASES))
@@ -901,28 +884,30 @@ def make_parser():
     add("--tie-embeddings", action=on_off, help="one matrix for embedding and head")
 
     add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int, help="batches to train on")
-    add("--batch-size", type=int, help="windows per step")
-    add("--lr", type=float, help="peak learning rate")
-    add("--warmup", type=int, help="steps until the learning rate peaks")
-    add("--schedule", choices=SCHEDULES, help="how it falls from there (cosine)")
-    add("--optimizer", choices=OPTIMIZERS)
-    add("--weight-decay", type=float, help="of matrices only")
-    add("--betas", type=float, nargs=2, help="of adamw (0.9 0.98)")
-    add("--eps", type=float, help="of adamw (1e-6)")
-    add("--clip", type=float, help="maximum gradient norm (1); 0: no clipping")
+    add("--steps", type=count, default=2000, help="batches to train on")
+    add("--batch-size", type=size, default=32, help="windows per step")
+    add("--lr", type=between(1e-12, 1e6, float), default=1e-3, help="peak learning rate")
+    add("--warmup", type=between(0, 10**8), default=1000, help="steps until the rate peaks")
+    add("--schedule", choices=SCHEDULES, default="cosine", help="how it falls from there")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw")
+    add("--weight-decay", type=amount, default=0.03, help="of matrices only")
+    beta = between(0, 0.999999, float)
+    add("--betas", type=beta, nargs=2, default=[0.9, 0.98], help="of adamw (0.9 0.98)")
+    add("--eps", type=between(0, 1, float), default=1e-6, help="of adamw (1e-6)")
+    add("--clip", type=amount, default=1.0, help="maximum gradient norm (1); 0: no clipping")
+    seed = between(0, 2**32 - 1)
+    add("--seed", type=seed, default=0, help="of data and initial weights (0)")
     add("--dtype", choices=["float32", "bfloat16"], help="(bfloat16 on GPUs that have it)")
-    add("--seed", type=int, help="of data and initial weights (0)")
+    add("--eval-size", type=size, default=512, help="instances scored in an evaluation (512)")
 
     add = parser.add_argument_group("run").add_argument
     add("--device", choices=devices(), help="(the first of these)")
     add("--out", type=Path, help="the run's folder (out/ and a name made of the choices above)")
-    add("--resume", action="store_true", default=None, help="go on from the checkpoint")
+    add("--resume", action="store_true", help="go on from the checkpoint")
     add("--compile", action=on_off, help="torch.compile (where it works and pays)")
-    add("--workers", type=int, help="processes that draw data (4 on CUDA, else 0)")
-    add("--eval-every", type=int, help="steps between evaluations (a 20th of the run)")
-    add("--eval-size", type=int, help="instances scored in an evaluation (512)")
-    add("--grad-accum", type=int, help="parts of a batch: less memory, same training")
+    add("--workers", type=between(0, 64), help="processes that draw data (4 on CUDA, else 0)")
+    add("--eval-every", type=count, help="steps between evaluations (a 20th of the run)")
+    add("--grad-accum", type=size, default=1, help="parts of a batch: less memory, same training")
     return parser
 
 
@@ -937,11 +922,11 @@ def main(argv=None, program=__file__):
     command = shlex.join(["python", str(path), *argv])
     try:
         settings, task, config = settings_of(argv)
-        begun = (settings.out / "ckpt.pt").exists()
-        reason = "has no checkpoint: start without --resume"
-        if begun:
-            reason = "has a checkpoint: --resume it, or choose another folder"
-        require(settings.resume == begun, "out", str(settings.out), reason)
+        out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
+        if begun and not settings.resume:
+            raise Refused(f"out = {out!r}: has a checkpoint: --resume it, or choose another folder")
+        if settings.resume and not begun:
+            raise Refused(f"out = {out!r}: has no checkpoint: start without --resume")
         if WORLD > 1:
             if settings.device == "cuda":
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
