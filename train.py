@@ -703,7 +703,8 @@ PRESETS = {
 # limits and its help. (Options of model and task have their defaults in `Config` and in tasks.py.)
 # Each setting goes to the part that these lists name. All others go to the task.
 
-MODEL = [field.name for field in dataclasses.fields(Config)][2:]  # the task says the first two
+# Config's fields, without vocab_size and block_size, which follow from the task.
+MODEL = [field.name for field in dataclasses.fields(Config)][2:]
 TRAINING = ["steps", "batch_size", "lr", "warmup", "schedule", "optimizer", "weight_decay", "betas"]
 TRAINING += ["eps", "clip"]
 RUN = ["task", "preset", "config", "seed", "dtype", "eval_size"]
