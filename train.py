@@ -393,20 +393,16 @@ def open_folder(settings, recipe, task, model, optimizer, command):
     else:
         so_far = {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
         if RANK == 0:
-            make_folder(out)
             about = about_run(settings, task, model, command) | recipe
-            (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                (out / "config.json").write_text(json.dumps(about, indent=1) + "\n")
+            except OSError as error:
+                raise Refused(f"out = {str(out)!r}: {error.strerror}") from None
     write_log(out, so_far["log"], mode="w")  # drops lines that came after the checkpoint
     if RANK == 0:
         announce(settings, model)
     return so_far
-
-
-def make_folder(out):
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"out = {str(out)!r}: {error.strerror}") from None
 
 
 def about_run(settings, task, model, command):
