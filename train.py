@@ -27,9 +27,9 @@ import sys
 import time
 from pathlib import Path
 
-# PyTorch's threads keep their cores busy while they wait. Beside another busy program that makes
-# steps several times slower (results/threads.txt), so let them wait less. To be set before torch is
-# imported.
+# PyTorch's threads keep their cores busy for a while before they sleep. When another program is
+# busy, too, that makes steps several times slower (results/threads.txt), so let them sleep sooner.
+# It has to be set before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import numpy as np
@@ -114,7 +114,7 @@ def adamw(model, settings):
         lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
-        fused=settings.device != "mps",  # one kernel for all weights is faster
+        fused=settings.device != "mps",  # one kernel for all weights is faster; MPS has had none
     )
 
 
@@ -171,7 +171,7 @@ def train_step(model, optimizer, batch, settings, autocast):
         with autocast:
             _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
         # Weigh this mean by its share of the batch's targets, so that all micro-batches add up to
-        # the mean over the batch. DDP divides gradients by WORLD; the factor undoes that.
+        # the mean over the batch. DDP divides gradients by WORLD; the factor WORLD undoes that.
         share = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
         loss = loss * share
         loss.backward()
@@ -213,8 +213,8 @@ def mean_loss_and_stop(loss, stop_signals):
 
 @torch.no_grad()
 def evaluate(task, model, settings, autocast):
-    """The task's scores, {name: float}, on instances or text drawn for scoring. They take the place
-    of a validation loss. Each process of torchrun computes all of them."""
+    """The task's scores, {name: float}, on instances or text drawn for scoring. These scores take
+    the place of a validation loss. Each process of torchrun computes all of them."""
     model.eval()  # ours has no dropout; a layer of your own may have some
     with autocast:
         scores = task.evaluate(model, settings.seed, settings.eval_size)
@@ -282,7 +282,8 @@ def train(settings, task, config, command, stop_signals):
 
             # 4. End the run if it has diverged, before this state is saved.
             mean_loss, stop_now = mean_loss_and_stop(loss, stop_signals)
-            for name, value in {"loss": mean_loss, "gradient": gradient_norm.item()}.items():
+            gradient_norm = gradient_norm.item()
+            for name, value in {"loss": mean_loss, "gradient": gradient_norm}.items():
                 if not math.isfinite(value):
                     bar.close()
                     end(f"step {step}: {name} = {value}. Start again with a smaller --lr", status=1)
@@ -295,7 +296,7 @@ def train(settings, task, config, command, stop_signals):
                     "loss": round(mean_loss, 5),
                     "tokens": step * settings.batch_size * task.block_size,
                     "lr": optimizer.param_groups[0]["lr"],
-                    "gradient_norm": round(gradient_norm.item(), 5),  # before it is clipped
+                    "gradient_norm": round(gradient_norm, 5),  # before it is clipped
                 }
                 if score_now:
                     scoring_began = time.perf_counter()
@@ -346,10 +347,11 @@ def train(settings, task, config, command, stop_signals):
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 1 - keep)
 #
-#   and pass it to `evaluate` and `print_results` in the model's place. `save` and `restore` must
-#   keep it, too. sample.py reads what `save` calls "model".
+#   and pass it to `evaluate` and `print_results` in the model's place. `save` and `restore` (called
+#   by `open_folder`) must keep it, too. To sample from it, save it as "model", and the model under
+#   another name.
 # - Noise on gradients must be the same in all processes. As their seeds differ, draw it by a
-#   generator of its own.
+#   generator of its own, seeded from the seed and the step.
 
 
 def scores_in_words(task, scores):
@@ -474,7 +476,7 @@ def save(out, recipe, model, optimizer, so_far):
         "optimizer": optimizer.state_dict(),
         "recipe": recipe,
         **so_far,
-        "log": json.dumps(so_far["log"]),  # as text: weights_only refuses NumPy's numbers
+        "log": json.dumps(so_far["log"]),  # as text: weights_only refuses NumPy's floats
     }
     fresh = out / "ckpt.pt.new"
     torch.save(checkpoint, fresh)
@@ -486,7 +488,7 @@ def restore(path, recipe, model, optimizer):
     Refused if the checkpoint is damaged, or was begun with other settings."""
     with reading(path):
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
-        # A setting that is newer than the checkpoint has its default there.
+        # A setting of model or training that is newer than the checkpoint had its default there.
         begun = default_settings() | flat_settings(saved["recipe"])
         now = flat_settings(recipe)
         changed = [f"{name} = {begun.get(name)!r}" for name in now if begun.get(name) != now[name]]
@@ -508,8 +510,8 @@ def flat_settings(recipe):
 
 @torch.no_grad()
 def check_causal(model, autocast):
-    """Refuse a model that looks ahead, as it finds every task easy; and one that says it streams,
-    but gives other logits when a text comes in pieces, as its generated answers would be wrong.
+    """Refuse two faults. A model that looks ahead would find every task easy. One that says that it
+    streams, but gives other logits when a text comes in pieces, would generate wrong answers.
 
     It takes a copy with noise on its weights, as a layer that starts at zero would hide its fault.
     """
@@ -526,8 +528,8 @@ def check_causal(model, autocast):
     changed[:, cut:] = 0
     layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
-    # In training mode, as a BatchNorm over time looks ahead only there. With equal seeds, dropout
-    # drops the same.
+    # The copy is in training mode, as a BatchNorm over time looks ahead only there. With equal seeds,
+    # dropout drops the same.
     with autocast:
         torch.manual_seed(0)
         logits, _ = model(tokens)
@@ -547,12 +549,12 @@ def check_causal(model, autocast):
 
 
 # On one CPU core, compiling takes 26 to 55 seconds, and saves some 1e-7 seconds a token, layer and
-# channel (benchmarks/step.py). It pays above this many.
+# channel (benchmarks/step.py). It pays where their product is above this.
 WORTH_COMPILING = 4e8
 
 
 def decide_compile(settings, config):
-    """Whether to compile. Where the settings leave it open, the length of the run decides."""
+    """Whether to compile. Where settings leave it open: on CUDA; on a CPU if the run is long."""
     wanted = settings.compile
     if wanted is None:
         tokens = settings.steps * settings.batch_size * config.block_size
@@ -587,9 +589,9 @@ STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if has
 
 @contextlib.contextmanager
 def noted_signals():
-    """A list, to which each signal that asks to stop appends its number. A second Ctrl-C kills. (No
-    other signal does, as shells and `timeout` may send one twice; nor Ctrl-C under torchrun, which
-    repeats it.)"""
+    """A list, to which each signal that asks to stop appends its number. A second Ctrl-C kills.
+    (Other signals never kill, as shells and `timeout` may send one twice. Nor does Ctrl-C under
+    torchrun, which repeats it.)"""
     noted = []
 
     def note(number, frame):
@@ -618,7 +620,7 @@ def own_session(worker):
 # ---- 7. Presets ------------------------------------------------------------
 #
 # A preset scales task, model and training together: `nano` for a CPU core and at most an hour,
-# `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it has Depo1's). What
+# `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it follows Depo1). What
 # an entry leaves out has its default: in `make_parser`, in Config, or in the task (tasks.py).
 
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)  # 1 layer, 16 dims
@@ -695,15 +697,15 @@ PRESETS = {
 # ---- 8. Settings -----------------------------------------------------------
 #
 # A setting's value is the default, or what the preset (or a --config) says, or what a flag says:
-# the last of these counts. Each option stands in one line of `make_parser`, with its default, its
-# limits and its help. (Options of model and task have their defaults in `Config` and in tasks.py.)
-# Each setting goes to the part that these lists name. All others go to the task.
+# the last of these counts. Each option of a run stands in one line of `make_parser`, with its
+# default and its limits; those of model and task have them in `Config` and in tasks.py. Each
+# setting goes to the part that these lists name. All others go to the task.
 
 # Config's fields, without vocab_size and block_size, which follow from the task.
 MODEL = [field.name for field in dataclasses.fields(Config)][2:]
 TRAINING = ["steps", "batch_size", "lr", "warmup", "schedule", "optimizer", "weight_decay", "betas"]
 TRAINING += ["eps", "clip"]
-RUN = ["task", "preset", "config", "seed", "dtype", "eval_size"]
+RUN = ["task", "preset", "config", "seed", "dtype", "eval_size"]  # the rest of what makes a run
 # Up to rounding, these change nothing in a run's result.
 EXECUTION = ["device", "workers", "compile", "grad_accum", "eval_every", "out", "resume"]
 
@@ -746,12 +748,11 @@ def settings_of(argv):
 def read_flags(argv):
     """{setting: value} of the flags that were typed, in the order of `make_parser`."""
     parser = make_parser()
-    untyped = dict.fromkeys(default_settings())  # None for each option
-    # argparse fills in no default where the namespace has a value.
-    values, unknown = parser.parse_known_args(argv, argparse.Namespace(**untyped))
+    names = list(default_settings())
+    parser.set_defaults(**dict.fromkeys(names))  # what is not typed is None
+    values, unknown = parser.parse_known_args(argv)
     if unknown:
-        words = parser.format_help().replace(",", " ").split()
-        options = [word for word in words if word.startswith("--")]
+        options = ["--" + name.replace("_", "-") for name in names]
         near = difflib.get_close_matches(unknown[0], options, n=1)
         raise Refused(f"{unknown[0]}: no such option" + "".join(f"; is it {n}?" for n in near))
     return {name: value for name, value in vars(values).items() if value is not None}
@@ -841,8 +842,9 @@ def between(least, most, kind=int):
 
 
 def make_parser():
-    """All options. A new one is a line here, and its name in TRAINING if it changes the result,
-    else in EXECUTION."""
+    """All options. A new one of the training is a line here, and its name in TRAINING if it changes
+    the result, else in EXECUTION. One of the model also needs a field of Config; one of a task, an
+    argument of its class."""
     parser = parser_of("train.py", __doc__)
     parser.usage = "python train.py --task TASK [--canon abcd] [other options]"
     on_off = argparse.BooleanOptionalAction
@@ -874,8 +876,8 @@ def make_parser():
     add("--d-model", type=int, help="width")
     add("--canon-type", help=", ".join(CANONS))
     add("--canon-kernel", type=int, help="tokens that a Canon layer mixes (4)")
-    add("--canon-residual", action=on_off, help="Canon adds its input (on)")
-    add("--canon-silu", action=on_off, help="SiLU on what Canon adds (off)")
+    add("--canon-residual", action=on_off, help="add a Canon layer's input to its output (on)")
+    add("--canon-silu", action=on_off, help="SiLU on a Canon layer's convolution (off)")
     add("--canon-frozen", action=on_off, help="Canon keeps its random initial weights (off)")
     add("--short-conv", action=on_off, help="a linear mixer's own convolution")
     add("--tie-embeddings", action=on_off, help="one matrix for embedding and head")
@@ -919,10 +921,10 @@ def main(argv=None, program=__file__):
     command = shlex.join(["python", str(path), *argv])
     try:
         settings, task, config = settings_of(argv)
-        out, begun = str(settings.out), (settings.out / "ckpt.pt").exists()
-        if begun and not settings.resume:
+        out, has_checkpoint = str(settings.out), (settings.out / "ckpt.pt").exists()
+        if has_checkpoint and not settings.resume:
             raise Refused(f"out = {out!r}: has a checkpoint: --resume it, or choose another folder")
-        if settings.resume and not begun:
+        if settings.resume and not has_checkpoint:
             raise Refused(f"out = {out!r}: has no checkpoint: start without --resume")
         if WORLD > 1:
             if settings.device == "cuda":
