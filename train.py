@@ -528,8 +528,8 @@ def check_causal(model, autocast):
     changed[:, cut:] = 0
     layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
-    # The copy is in training mode, as a BatchNorm over time looks ahead only there. With equal seeds,
-    # dropout drops the same.
+    # The copy is in training mode, as a BatchNorm over time looks ahead only there. With equal
+    # seeds, dropout drops the same.
     with autocast:
         torch.manual_seed(0)
         logits, _ = model(tokens)
