@@ -339,7 +339,7 @@ CLAIMS = [
     # R4: points and variants
     Claim("R4", "A, B, C and D each help alone", "ablation", "main",
           [(above, point, "none") for point in "ABCD"],
-          blind=DEPO0),
+          paper="yes", blind=DEPO0),
     Claim("R4", "All four points beat any one", "ablation", "main",
           [(above, "ABCD", point) for point in "ABCD"],
           blind=DEPO0),
