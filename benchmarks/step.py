@@ -48,18 +48,12 @@ CANON = ["Canon-ABCD", "Canon-AC", "Canon-ABCD, definition"]
 LINEAR = ["GLA", "Mamba2", "Gated DeltaNet"]
 
 
-def make_step(name, flags, graphs=True):
-    """A function that trains the model by one step, and the settings of train.py.
-
-    graphs  if False, the model is compiled without CUDA graphs, where train.py would use them
-    """
+def make_step(name, flags):
+    """A function that trains the model by one step, and the settings of train.py."""
     settings, task, config = train.settings_of(f"{flags} {MODELS[name]} --workers 0".split())
     model = CanonGPT(config).to(settings.device)
     optimizer = train.adamw(model, settings)
-    if graphs:
-        fast_model = train.compiled_and_distributed(model, settings)
-    else:
-        fast_model = torch.compile(model)
+    fast_model = train.compiled_and_distributed(model, settings)
     mixed = settings.dtype == "bfloat16"
     autocast = torch.autocast(settings.device, torch.bfloat16, enabled=mixed)
     drawn = itertools.islice(train.load_batches(task, settings, steps_done=0), 4)
