@@ -291,14 +291,14 @@ def rows_of(bench):
 def print_table(bench):
     rows = rows_of(bench)
     last = {row["what"]: row for row in rows}
-    print(f"\n{'':24} {'expected':32}came out")
+    print(f"\n{'':24} {'expected':36}came out")
     for row in rows:
         what = row.pop("what")
         if what in TRAININGS and row is not last[what]:
             continue
         if what in EXPECTED or "failed" in row:
             values = ", ".join(f"{name} {cell(name, value).strip()}" for name, value in row.items())
-            print(f"{what:24} {EXPECTED.get(what, 'a result'):32}{values}")
+            print(f"{what:24} {EXPECTED.get(what, 'a result'):36}{values}")
 
 
 def main(argv=None):
