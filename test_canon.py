@@ -1787,16 +1787,10 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--preset huge", "--preset: invalid choice: 'huge'"),
     ("--mixer conv", "mixer = 'conv'"),
     ("--steps 0", "--steps: 0"),
-    ("--steps many", "--steps"),
     ("--lr nan", "--lr: nan"),
-    ("--betas 0.9 1", "--betas: 1"),
     ("--grad-accum 3", "a multiple of 3"),
-    ("--schedule step", "--schedule: invalid choice: 'step'"),
-    ("--device abacus", "--device: invalid choice: 'abacus'"),
     ("--cannon abcd", "is it --canon?"),
-    ("--dtype float16", "--dtype: invalid choice: 'float16'"),
     ("--mixer gla --pos rope", "pos = 'rope'"),
-    ("--n-head 3", "d_model = 16"),
     ("--K 5", "K = 5"),
     ("--resume", "no checkpoint"),
     ("--out notes.txt/run", "out = 'notes.txt/run'"),
@@ -1879,8 +1873,7 @@ def test_learning_rate_schedule():
     assert [train.learning_rate(step, 2.0, settings) for step in (1, 56, 111)] == [2, 1, 0]
 
 
-@parametrize("dtype", ("float32", "bfloat16"))
-def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
+def test_training_and_scoring_are_in_bfloat16_if_asked(here, monkeypatch):
     training, dtypes = [], []  # of each call of attention
     attend = F.scaled_dot_product_attention
 
@@ -1890,9 +1883,9 @@ def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
         return attend(query, *rest, **named)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    train.main(tiny(f"--steps 2 --dtype {dtype} --pos nope"))
+    train.main(tiny("--steps 2 --dtype bfloat16 --pos nope"))
     first_step = training.index(True)  # before it stands check_causal, partly in float32
-    assert not training[-1] and set(dtypes[first_step:]) == {getattr(torch, dtype)}
+    assert not training[-1] and set(dtypes[first_step:]) == {torch.bfloat16}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 
 
@@ -2127,18 +2120,16 @@ def test_a_bug_in_a_worker_ends_the_run(here):
 
 
 @posix
-def test_only_a_second_ctrl_c_kills():
-    before = {number: signal.getsignal(number) for number in train.STOP}
-    heed_signals()
-    for number, world in product((signal.SIGINT, signal.SIGTERM), (1, 2)):
-        with patch.object(train, "WORLD", world), train.noted_signals() as noted:
-            signal.raise_signal(number)
-            assert noted == [number]
-            kills = signal.getsignal(number) == signal.SIG_DFL
-            assert kills == (number == signal.SIGINT and world == 1)
-        assert signal.getsignal(number) == signal.SIG_DFL
-    for number, handler in before.items():
-        signal.signal(number, handler)
+@parametrize("number", (signal.SIGINT, signal.SIGTERM))
+@parametrize("world", (1, 2))
+def test_only_a_second_ctrl_c_kills(number, world, monkeypatch):
+    monkeypatch.setattr(train, "WORLD", world)
+    before = signal.signal(number, signal.SIG_DFL)
+    with train.noted_signals() as noted:
+        signal.raise_signal(number)
+        kills = signal.getsignal(number) == signal.SIG_DFL
+    assert signal.signal(number, before) == signal.SIG_DFL  # it is given back
+    assert noted == [number] and kills == (number == signal.SIGINT and world == 1)
 
 
 @posix
@@ -2224,15 +2215,8 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     sample.main(["run", "--prompt", "<bos> 3 1 2"])
     text = capsys.readouterr().out
     assert text.startswith("<bos> 3 1 2 [") and len(text.split()) == 21
-    refused(["run", "--prompt", "<bos> nine"], "nine", main=sample.main)
     refused(["run", "--prompt", "1 " * 21], "1 to 20", main=sample.main)
     refused(["nowhere"], "nowhere", main=sample.main)
-
-
-def test_the_instance_shown_has_full_size():
-    task = make_task("depo0")
-    text = sample.answered(task, tiny_model(task), seed=0)
-    assert text.partition("<query")[0].count(",") == task.N
 
 
 def test_a_terminal_without_check_marks_shows_the_rest(monkeypatch):
