@@ -60,17 +60,7 @@ import sample
 import tasks
 import train
 from canon_gpt import Attention, Block, Canon, CanonGPT, Config, heads, linear_recurrence
-from claims import (
-    Claim,
-    Seeds,
-    above,
-    at_chance,
-    close,
-    errs,
-    half_way,
-    reaches,
-    times,
-)
+from claims import Claim, Seeds, above, at_chance, errs, half_way, reaches
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 from tasks import Document, make_task
@@ -2369,43 +2359,28 @@ def test_a_comparison_is_of_different_runs(name, preset):
     assert len(keys) == len(wanted) == len(comparison.models) * len(comparison.tasks)
 
 
-def test_twice_the_steps_are_twice_as_many():
-    for model, steps in (("one layer", 30), ("one layer, twice the steps", 60)):
-        flags = ["--steps", "30"]
-        arguments = reproduce.arguments_for(COMPARISONS["copy"], "copy", model, "nano", flags)
-        assert reproduce.recipe_of(arguments)["training"]["steps"] == steps
-
-
 # Relations and verdicts
 
 
+def test_claims_md_is_of_the_shipped_runs(tmp_path, monkeypatch):
+    """They show nearly all relations and verdicts. The tests below try those that they do not."""
+    monkeypatch.chdir(tmp_path)
+    reproduce.main(["claims"])
+    assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()
+
+
 def seeds(*values):
-    return Seeds(list(values), chance=1, ceiling=8)
+    return Seeds(list(values), chance=1)
 
 
 RELATIONS = [
-    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), True),
     (above(seeds(1, 2, 2), seeds(3, 4, 5)), False),
     (above(seeds(3, 4, 5), seeds(1, 2, 3)), None),
-    (close(seeds(3.95, 4, 4), seeds(3, 4, 5)), True),
-    (close(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), False),
-    (close(seeds(3.9, 4, 4), seeds(3, 4, 5)), None),
-    (times(seeds(4, 4, 4), seeds(2, 2, 2), 2), True),
-    (times(seeds(4, 4, 4), seeds(3, 3, 3), 2), False),
-    (times(seeds(4, 4, 5), seeds(2, 2, 3), 2), None),
-    (times(seeds(4, 4, 4), seeds(1, 1, 1), 2), None),  # the other has learnt nothing
-    (half_way(seeds(4, 4, 4), seeds(1, 2, 3), seeds(6, 6, 6)), True),
-    (half_way(seeds(3, 3, 3), seeds(1, 2, 3), seeds(6, 6, 6)), False),
-    (half_way(seeds(3, 4, 5), seeds(1, 2, 3), seeds(6, 6, 6)), None),
     (half_way(seeds(5, 5, 5), seeds(1, 2, 6), seeds(6, 6, 6)), None),  # start and end overlap
-    (reaches(seeds(3, 4, 5), 3), True),
-    (reaches(seeds(2, 2, 2), 3), False),
-    (reaches(seeds(2, 4, 5), 3), None),
     (at_chance(seeds(0, 1, 1)), True),
     (at_chance(seeds(2, 2, 2)), False),
     (at_chance(seeds(0, 1, 2)), None),
     (errs(seeds(2, 3, 4), 5), True),
-    (errs(seeds(5, 6, 7), 5), False),
     (errs(seeds(1, 3, 4), 5), None),  # one seed is at chance
 ]
 
@@ -2422,17 +2397,9 @@ def made_up(unit, values):
 
 
 JUDGED = [
-    ("share", (0.9, 0.9, 0.9), (0.3, 0.4, 0.8), "holds"),
-    ("share", (0.1, 0.2, 0.2), (0.3, 0.4, 0.8), "does not hold"),
-    ("share", (0.1, 0.2, 0.5), (0.3, 0.4, 0.8), "undecided"),
     ("share", (0.9, 0.9), (0.3, 0.4, 0.8), "undecided: too few seeds"),
-    ("share", (), (0.3, 0.4, 0.8), "not run"),
-    ("share", (0.15, 0.15, 0.15), (0.1, 0.1, 0.1), "undecided: at chance"),
-    ("share", (0.99, 0.99, 0.99), (0.98, 0.98, 0.98), "undecided: at the ceiling"),
     ("hops", (0, 0, 0), (0, 0, 0), "undecided: at chance"),
     ("hops", (4, 4, 4), (4, 4, 4), "undecided: at the ceiling"),
-    ("bits per byte", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6), "holds"),  # fewer are better
-    ("steps", (4, 5, math.inf), (1, 2, 3), "does not hold"),
 ]
 
 
@@ -2449,7 +2416,6 @@ def test_of_several_parts_one_that_fails_decides_then_one_that_has_not_run():
     not_run = (reaches, "C", 0.5)
     groups = {"A": made_up("share", (0.9, 0.9, 0.9)), "B": made_up("share", (0.2, 0.2, 0.2))}
     for parts, verdict in (
-        ([holds, holds], "holds"),
         ([holds, not_run], "not run"),
         ([not_run, fails, holds], "does not hold"),
     ):
@@ -2457,40 +2423,11 @@ def test_of_several_parts_one_that_fails_decides_then_one_that_has_not_run():
         assert claims.judge(claim, groups) == verdict
 
 
-def test_scores_are_made_of_others():
-    units = {"k=1": "share", "k=2": "share", "k=4": "share"}
-    evals = [
-        {"step": 10, "eval": {"k=1": 0.2, "k=2": 0.1, "k=4": 0.9}},
-        {"step": 20, "eval": {"k=1": 0.9, "k=2": 0.8, "k=4": 1.0}},
-        {"step": 30, "eval": {"k=1": 1.0, "k=2": 0.9, "k=4": 0.2}},
-    ]
-    run = {"task": {"name": "depo0"}, "units": units, "evals": evals}
-    claims.add_scores(run)
-    last = run["evals"][-1]["eval"]
-    assert last["hops mastered"] == 2 and last["steps to k=1"] == 20
-    assert last["main"] == last["depo0: answers"] == pytest.approx(0.7)
-
-    evals = [{"step": 10, "eval": {"l=1": 0.5, "l=2": 0.25}}]
-    run = {"task": {"name": "mano"}, "units": {"l=1": "share", "l=2": "share"}, "evals": evals}
-    claims.add_scores(run)
-    assert run["evals"][0]["eval"]["mano: longest"] == 0.25
+def test_hops_are_mastered_without_a_gap():
+    assert claims.hops_mastered({"k=1": 1.0, "k=2": 0.9, "k=4": 0.2, "k=8": 1.0}) == 2
 
 
 # The runs that are here
-
-
-def test_the_best_rate_has_the_best_end_then_the_best_course_of_three_seeds():
-    runs = []
-    for lr, seeds, course in (
-        (1e-3, 3, [2.0, 2.0]),
-        (2e-3, 3, [3.0, 1.5]),
-        (4e-3, 3, [2.5, 1.5]),
-        (8e-3, 2, [1.0, 1.0]),
-    ):
-        evals = [{"step": 10, "eval": {"main": value}} for value in course]
-        for run in made_up("bits per byte", seeds * [0]):
-            runs.append({**run, "training": {"lr": lr}, "evals": evals})
-    assert {run["training"]["lr"] for run in reproduce.at_best_rate(runs)} == {4e-3}
 
 
 def test_a_text_counts_by_its_name():
@@ -2500,14 +2437,10 @@ def test_a_text_counts_by_its_name():
     assert reproduce.model_key(recipe) == key
 
 
-TINY_COPY = "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no-compile".split()
-TINY_COPY += ["--steps", "20", "--device", "cpu"]
-
-
 def dry_run(capsys, *flags):
     """The commands of the missing runs."""
     capsys.readouterr()
-    reproduce.main(["copy", "--dry-run"] + TINY_COPY + list(flags))
+    reproduce.main(["copy", "--dry-run", "--steps", "20", *TINY, *flags])
     return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -2528,7 +2461,7 @@ def test_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
     assert dry_run(capsys, "--seeds", "2")[:2] == [[*begun, "--resume"], new]
 
     Path(settings.out, "ckpt.pt").unlink()
-    reproduce.main(["copy", "--seeds", "1", *TINY_COPY])
+    reproduce.main(["copy", "--seeds", "1", "--steps", "20", *TINY])
     printed = capsys.readouterr().out
     assert "R1* | One layer copies with Canon, and not without | copy | undecided: too" in printed
     assert Path("out/copy_nano.png").exists()
