@@ -283,7 +283,9 @@ def test_where_triton_fails_one_line_says_so(capsys):
 
 def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
     def wrong(x, weight, residual):
-        return causal_conv_reference(x, 1.001 * weight, residual)
+        """Only in dx."""
+        x.register_hook(lambda dx: 1.001 * dx)
+        return causal_conv_reference(x, weight, residual)
 
     for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1)):
         monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
