@@ -1004,17 +1004,14 @@ def test_bad_tasks_are_refused(name, parameters, message):
 # -- Words and answers
 
 
-@parametrize("name", tasks.TASKS)
+@parametrize("name", [name for name in tasks.TASKS if name != "text"])
 def test_texts_are_the_tokens_in_words(name):
     task = make_task(name)
     for document in task.documents(default_rng(1), 30):
-        if name == "text" and max(document.tokens) > 128:
-            continue  # a character of several bytes may be cut off
         text = task.decode(document.tokens)
         assert task.encode(text) == document.tokens
-    if name != "text":  # which has all bytes
-        with pytest.raises(canon_gpt.Refused, match=f"^'king' is not a word of {name}$"):
-            task.encode("<bos> king")
+    with pytest.raises(canon_gpt.Refused, match=f"^'king' is not a word of {name}$"):
+        task.encode("<bos> king")
 
 
 # -- Copy
