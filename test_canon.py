@@ -60,17 +60,7 @@ import sample
 import tasks
 import train
 from canon_gpt import Attention, Block, Canon, CanonGPT, Config, heads, linear_recurrence
-from claims import (
-    Claim,
-    Seeds,
-    above,
-    at_chance,
-    close,
-    errs,
-    half_way,
-    reaches,
-    times,
-)
+from claims import Claim, Seeds, above, at_chance, errs, half_way, reaches
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 from tasks import Document, make_task
@@ -148,16 +138,14 @@ def conv_exact(x, weight, dy, residual=True):
     )
 
 
-@exercise(1, 1)
+@exercise(1, 2)
 def test_convolution_by_hand():
     x = torch.tensor([[[1.0], [10.0], [100.0]]])
     weight = torch.tensor([[2.0], [3.0]])  # z_t = 2 h_t + 3 h_{t-1}
     z = torch.tensor([[[2.0], [23.0], [230.0]]])
     assert_same("without residual", causal_conv_reference(x, weight, residual=False), z)
     assert_same("with residual", causal_conv_reference(x, weight), x + z)
-    tail = torch.tensor([[[5.0]]])
-    first = causal_conv_reference(x, weight, False, tail)[:, :1]
-    assert_same("the first output behind a tail", first, torch.full((1, 1, 1), 2.0 * 1 + 3 * 5))
+    assert_same("canon_by_hand", canon_gpt.canon_by_hand(x, weight), x + z)
 
 
 def cases(name, dtype):
@@ -232,19 +220,14 @@ def test_convolution_gradcheck(name):
     pytest.param("causal_conv_reference", marks=exercise(1, 1)),
     "causal_conv",
 ])  # fmt: skip
-def test_convolution_streams(name):
-    """A sequence in pieces, each with the inputs before it as its tail."""
-    conv = getattr(kernels, name)
-    for kernel, residual in product((2, 3, 4, 7), (True, False)):
+def test_convolution_goes_on_after_a_tail(name):
+    """With one token, which is fewer than the kernel's, and with nine."""
+    for kernel, residual, end in product((2, 3, 4, 7), (True, False), (9, 17)):
         x, weight, _ = conv_inputs(2, 17, 6, kernel)
-        tail = torch.zeros(2, kernel - 1, 6, device=DEVICE)
-        pieces = []
-        for piece in x.split((1, 2, 5, 1, 8), dim=1):
-            pieces.append(conv(piece, weight, residual, tail))
-            seen = torch.cat([tail, piece], dim=1)
-            tail = seen[:, -(kernel - 1) :]
-        want = causal_conv_reference(x, weight, residual)
-        assert_same(f"y in pieces, kernel {kernel}", torch.cat(pieces, dim=1), want)
+        want = causal_conv_reference(x, weight, residual)[:, 8:end]
+        tail = x[:, 9 - kernel : 8]
+        got = getattr(kernels, name)(x[:, 8:end], weight, residual, tail)
+        assert_same(f"y after a tail, kernel {kernel}", got, want)
 
 
 @needs_triton
@@ -283,13 +266,6 @@ def test_convolution_beyond_2_to_the_31():
     assert_close(dx[0, -4:], expected.bfloat16())
 
 
-@pytest.mark.skipif(not CUDA, reason="no GPU")
-def test_gradients_have_the_same_bits_in_each_run():
-    inputs = conv_inputs(16, 999, 768)
-    first, second = (value_and_gradients(causal_conv, *inputs) for _ in range(2))
-    assert_close(first, second, atol=0, rtol=0)
-
-
 def test_convolution_refuses_shapes_that_do_not_fit():
     """A Triton kernel would read other memory than its arguments'."""
     x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
@@ -307,14 +283,11 @@ def test_where_triton_fails_one_line_says_so(capsys):
 
 def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
     def wrong(x, weight, residual):
-        return causal_conv_reference(x, 1.001 * weight, residual)
-
-    def not_a_number(x, weight, residual):
-        """In dx only, between y and dw, which are right."""
-        x.register_hook(lambda dx: dx * math.nan)
+        """Only in dx."""
+        x.register_hook(lambda dx: 1.001 * dx)
         return causal_conv_reference(x, weight, residual)
 
-    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1), (not_a_number, 1)):
+    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1)):
         monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
         assert kernels.main() == status
         assert ("WRONG" in capsys.readouterr().out) == bool(status)
@@ -374,14 +347,6 @@ def test_attention_models_look_back_only_also_in_pieces(options):
     check_order(options, 24, (5, 1, 1, 1, 9, 7))
 
 
-@exercise(1, 1)
-@parametrize("kernel", (2, 4))
-def test_canon_by_hand_equals_the_convolution(kernel):
-    x, weight = torch.randn(2, 7, 3).double(), torch.randn(kernel, 3).double()
-    by_hand = canon_gpt.canon_by_hand(x, weight)
-    assert_same("canon_by_hand", by_hand, causal_conv_reference(x, weight))
-
-
 @exercise(3, 3)
 @parametrize("kernel", (2, 4, 8))
 @parametrize("residual", (True, False))
@@ -417,17 +382,13 @@ def test_rotary_depends_on_the_distance_only(dims):
     assert_same("turned q in bfloat16", rows(q.bfloat16()), want.bfloat16(), atol=0.05, rtol=0)
 
 
-def test_angles_are_right_in_every_dtype_and_after_to_empty():
+def test_angles_are_right_in_bfloat16_and_after_to_empty():
     """They are in no checkpoint."""
     config = Config(1, 999, n_head=2, d_model=16)
-    right = canon_gpt.Rotary(config)
+    right, rounded = canon_gpt.Rotary(config), canon_gpt.Rotary(config).bfloat16()
     with torch.device("meta"):
         empty = canon_gpt.Rotary(config)
-    torch.set_default_dtype(torch.bfloat16)
-    made_in_bfloat16 = canon_gpt.Rotary(config)
-    torch.set_default_dtype(torch.float32)
-    moved = canon_gpt.Rotary(config).bfloat16()
-    for rotary in (empty.to_empty(device="cpu"), made_in_bfloat16, moved):
+    for rotary in (empty.to_empty(device="cpu"), rounded):
         assert torch.equal(rotary.cos, right.cos) and torch.equal(rotary.sin, right.sin)
 
 
@@ -585,8 +546,6 @@ def test_initial_weights():
             assert abs(module.weight.mean()) < 5 * 0.02 / n**0.5
             assert abs(module.weight.std() / 0.02 - 1) < 5 / (2 * n) ** 0.5
             assert module.weight.abs().max() > 0.06  # tails: not a uniform
-    tied = small_model(tie_embeddings=True)
-    assert tied.head.weight is tied.embed.weight
     for kernel in (2, 4):
         config = Config(vocab_size=5, block_size=8, canon="a", canon_kernel=kernel)
         weight, bound = Canon(20_000, config).weight, kernel**-0.5
@@ -595,13 +554,10 @@ def test_initial_weights():
 
 
 def test_a_tied_head_stays_tied_when_weights_are_loaded():
-    source = small_model(tie_embeddings=True)
-    with torch.device("meta"):
-        model = CanonGPT(source.config)
-    model.to_empty(device="cpu").load_state_dict(source.state_dict())
-    source.load_state_dict(model.state_dict(), assign=True)
-    for loaded in (model, source):
-        assert loaded.head.weight is loaded.embed.weight
+    model = small_model(tie_embeddings=True)
+    assert model.head.weight is model.embed.weight
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    assert model.head.weight is model.embed.weight
 
 
 @parametrize("options", [{"canon_frozen": True}, {"tie_embeddings": True}, {"mixer": "gdn,mamba2"}])
@@ -661,15 +617,6 @@ BAD_CONFIGS += [dict(canon="abe"), dict(canon="aa"), dict(canon="abc", mlp="none
 BAD_CONFIGS += [dict(mlp="gelu"), dict(pos="rotary"), dict(pos="alibi", mixer="gla")]
 BAD_CONFIGS += [dict(short_conv=True), dict(mixer=""), dict(mixer="gdn,gdn,attention")]
 BAD_CONFIGS += [dict(d_model=20), dict(d_model=16, pos="rope4"), dict(d_model=36, mixer="gdn")]
-
-
-def test_a_changed_config_is_what_its_values_give_from_the_start():
-    plain, recurrent = Config(9, 9), Config(9, 9, mixer="mamba2", canon="b")
-    assert dataclasses.replace(recurrent, mixer="attention", canon="") == plain
-    assert not recurrent.has_short_conv
-    assert dataclasses.replace(recurrent, canon="acd").has_short_conv
-    assert plain.filled_in().items() >= {"pos": "rope", "short_conv": False}.items()
-    assert recurrent.filled_in().items() >= {"pos": "nope", "short_conv": False}.items()
 
 
 @parametrize("bad", BAD_CONFIGS, ids=str)
@@ -732,7 +679,7 @@ def with_gradients(form, inputs, *weights):
     return {"o": o, "the last state": state} | dict(zip(given, gradients))
 
 
-@exercise(8, 3)
+@exercise(8, 4)
 @parametrize("kind", KINDS)
 def test_recurrence_is_the_formula(kind):
     """S_t = (I - b k k^T) D S_{t-1} + w k v^T and o_t = S_t^T q_t, with matrices."""
@@ -751,15 +698,6 @@ def test_recurrence_is_the_formula(kind):
     assert_same("the last state", final, S)
     (got,), (want,) = (torch.autograd.grad(u.sum(), start) for u in (final, S))
     assert_same("the gradient of the first state", got, want)
-
-
-@exercise(8, 1)
-def test_recurrence_in_bfloat16_keeps_its_state_in_float32():
-    inputs = recurrence_inputs("gdn", (2, 5, 3, 4, 2), dtype=torch.bfloat16)
-    o, state = linear_recurrence(*inputs)
-    want, want_state = linear_recurrence(*each(torch.Tensor.float, inputs))
-    assert_same("o", o, want.bfloat16())
-    assert_same("the state", state, want_state)
 
 
 @parametrize("kind", kinds(4, 3))
@@ -965,12 +903,11 @@ def test_a_window_is_documents_in_a_row(name):
         expected_row, expected_marks = [], []
         while len(expected_row) < len(row):
             document = next(documents)
-            marked = [False] * len(document.tokens)
+            marked = np.zeros(len(document.tokens), dtype=bool)
             for start, end in document.targets:
-                for place in range(start, end):
-                    marked[place] = True
+                marked[start:end] = True
             expected_row += document.tokens
-            expected_marks += marked
+            expected_marks += marked.tolist()
         assert row == expected_row[: len(row)]
         assert marks == expected_marks[: len(row)]
 
@@ -1007,8 +944,7 @@ for preset in train.PRESETS:
 
 @parametrize("preset, name", PRESETS_OF_TASKS)
 def test_the_documents_of_every_preset_fit(preset, name):
-    _, task, config = train.settings_of(["--task", name, "--preset", preset])
-    assert (task.vocab_size, task.block_size) == (config.vocab_size, config.block_size)
+    _, task, _ = train.settings_of(["--task", name, "--preset", preset])
     recorded = json.dumps(task.settings)  # as in a run's config.json
     assert json.dumps(make_task(**json.loads(recorded)).settings) == recorded
     if name.startswith("depo"):
@@ -1016,17 +952,6 @@ def test_the_documents_of_every_preset_fit(preset, name):
     for document in task.documents(default_rng(0), 100):
         assert len(document.tokens) <= task.block_size + 1
         assert 1 <= min(document.tokens) and max(document.tokens) < task.vocab_size
-
-
-@parametrize("name", tasks.TASKS)
-def test_evaluation_gives_its_scores_on_fresh_data(name):
-    task = make_task(name)
-    with patch.object(np.random, "default_rng", wraps=np.random.default_rng) as generator:
-        scores = task.evaluate(tiny_model(task), 3, 30)
-    assert list(scores) == list(task.units)
-    assert all(type(score) is float and math.isfinite(score) for score in scores.values())
-    if name != "text":  # it is scored on all that is held out
-        generator.assert_any_call([3, tasks.EVAL])
 
 
 class Count(tasks.Task):
@@ -1056,15 +981,8 @@ def test_documents_are_enough_to_be_scored():
     assert sample.answered(task, tiny_model(task), seed=0).startswith("<bos> [")
 
 
-def test_parameters_replace_the_usual_ones():
-    task = make_task("depo", N=9, block_size=90)
-    assert task.settings == {**make_task("depo1").settings, "N": 9, "block_size": 90}
-    assert task.settings["name"] == task.name == "depo1" and task.N == 9
-
-
 BAD_TASKS = (
     ("sort", {}, "task = 'sort': allowed: copy, "),
-    ("copy", dict(K=3), "K = 3: copy has no such parameter; it has N, block_size"),
     ("copy", dict(N=10**8), "N = 100000000: "),
     ("copy", dict(block_size=128), "block_size = 128: at least 129"),
     ("depo", dict(K=5), "K = 5: "),
@@ -1086,17 +1004,14 @@ def test_bad_tasks_are_refused(name, parameters, message):
 # -- Words and answers
 
 
-@parametrize("name", tasks.TASKS)
+@parametrize("name", [name for name in tasks.TASKS if name != "text"])
 def test_texts_are_the_tokens_in_words(name):
     task = make_task(name)
     for document in task.documents(default_rng(1), 30):
-        if name == "text" and max(document.tokens) > 128:
-            continue  # a character of several bytes may be cut off
         text = task.decode(document.tokens)
         assert task.encode(text) == document.tokens
-    if name != "text":  # which has all bytes
-        with pytest.raises(canon_gpt.Refused, match=f"^'king' is not a word of {name}$"):
-            task.encode("<bos> king")
+    with pytest.raises(canon_gpt.Refused, match=f"^'king' is not a word of {name}$"):
+        task.encode("<bos> king")
 
 
 # -- Copy
@@ -1448,12 +1363,6 @@ def test_mano_scores():
     assert scores == {"l=1": 0.0, "l=2": 1.0, "l=4": 0.0, "l=6": 0.0}
 
 
-def test_mano_chance():
-    values = Counter(text.split()[-1] for text in instances(make_task("mano"), count=20_000))
-    assert max(values.values()) == values["0]"]
-    assert values["0]"] / 20_000 == pytest.approx(tasks.Mano.chance, abs=0.01)
-
-
 # -- Lano
 
 
@@ -1487,11 +1396,7 @@ def exact_table(language, text):
 @parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3j", 12), ("cfg3k", 12)])
 def test_lano_chart_equals_enumeration(cfg, root):
     task = make_task("lano", cfg=cfg, root=root)
-    grammar, language = task.grammar, all_yields(task.grammar, root)
-    assert grammar.longest[root] == max(len(text) for text in language)
-    mean = sum(len(text) * p for text, p in language.items())
-    assert grammar.mean[root] == pytest.approx(mean)
-
+    language = all_yields(task.grammar, root)
     texts = sorted(language)[::5][:12]
     for text in texts[:4]:  # and all their corruptions by one token
         texts += [text[:-1], (*text, 1), ()]
@@ -1544,19 +1449,6 @@ def test_lano_samples_follow_the_grammar():
     assert drawn_as((tuple(sentence) for sentence in sentences), all_yields(task.grammar, 12))
 
 
-def test_lano_parses_whole_sentences():
-    task = make_task("lano", root=10, block_size=20)
-    language = all_yields(task.grammar, 10)
-    texts = list(product((1, 2, 3), repeat=8))
-    verdicts = [text in language for text in texts]
-    tokens = torch.tensor(texts)
-    assert task.parses(F.pad(tokens, (0, 2), value=4)).tolist() == verdicts and any(verdicts)
-    assert not task.parses(tokens).any()  # they have no end
-    document = Document([4, *texts[verdicts.index(True)]])
-    assert task.is_right(document, (1, 9), [*max(language, key=len), 4])
-    assert not task.is_right(document, (1, 9), [1, 1, 4])
-
-
 def test_lano_scores():
     """Of texts that are sentences, or none, or do not end; by half knowledge, half guessing."""
     task = make_task("lano", root=10, block_size=20)
@@ -1585,6 +1477,8 @@ def test_lano_scores():
     nats = (p * np.log(np.maximum(p, 1e-300) / guess)).sum(1).mean()
     scores = task.evaluate(Fake(generate=generate, forward=forward), 0, 80)
     assert scores == {"sentences": 0.5, "KL": pytest.approx(nats, rel=1e-5)} and nats > 0.1
+    right, wrong = texts[0][1:], texts[-1][1:]
+    assert task.is_right(None, None, right) and not task.is_right(None, None, wrong)
 
 
 # -- Capo
@@ -1873,16 +1767,10 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--preset huge", "--preset: invalid choice: 'huge'"),
     ("--mixer conv", "mixer = 'conv'"),
     ("--steps 0", "--steps: 0"),
-    ("--steps many", "--steps"),
     ("--lr nan", "--lr: nan"),
-    ("--betas 0.9 1", "--betas: 1"),
     ("--grad-accum 3", "a multiple of 3"),
-    ("--schedule step", "--schedule: invalid choice: 'step'"),
-    ("--device abacus", "--device: invalid choice: 'abacus'"),
     ("--cannon abcd", "is it --canon?"),
-    ("--dtype float16", "--dtype: invalid choice: 'float16'"),
     ("--mixer gla --pos rope", "pos = 'rope'"),
-    ("--n-head 3", "d_model = 16"),
     ("--K 5", "K = 5"),
     ("--resume", "no checkpoint"),
     ("--out notes.txt/run", "out = 'notes.txt/run'"),
@@ -1934,29 +1822,6 @@ def test_a_step_clips_gradients(share):
         assert kept.pop() == pytest.approx(min(most, norm.item()), rel=1e-3)
 
 
-@parametrize("name", ("depo", "mano"))
-def test_parts_of_a_batch_add_up_to_its_loss(name, monkeypatch):
-    """Micro-batches, and the rows of several processes."""
-    task = make_task(name)
-    model = tiny_model(task).double()
-    no_optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
-    batch = task.batch(5, 7, 12)
-    tokens, mask = map(torch.from_numpy, batch)
-    _, whole = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
-    for world, parts in product((1, 2, 3), (1, 2)):
-        monkeypatch.setattr(train, "WORLD", world)
-        settings = SimpleNamespace(clip=0, grad_accum=parts)
-        mean, rows = 0, []  # of the processes
-        for rank in range(world):
-            monkeypatch.setattr(train, "RANK", rank)
-            batch_of_rank = [torch.as_tensor(array) for array in train.Batches(task, 5, 12)[7]]
-            part, _ = train.train_step(model, no_optimizer, batch_of_rank, settings, nullcontext())
-            mean += part.item() / world
-            rows += batch_of_rank[0].tolist()
-        assert sorted(rows) == sorted(batch[0].tolist())
-        assert mean == pytest.approx(whole.item(), rel=1e-6)
-
-
 def test_learning_rate_schedule():
     settings = SimpleNamespace(steps=110, warmup=10, schedule="cosine")
     rates = [train.learning_rate(step, 2.0, settings) for step in (1, 5, 10, 11, 61, 111)]
@@ -1965,8 +1830,7 @@ def test_learning_rate_schedule():
     assert [train.learning_rate(step, 2.0, settings) for step in (1, 56, 111)] == [2, 1, 0]
 
 
-@parametrize("dtype", ("float32", "bfloat16"))
-def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
+def test_training_and_scoring_are_in_bfloat16_if_asked(here, monkeypatch):
     training, dtypes = [], []  # of each call of attention
     attend = F.scaled_dot_product_attention
 
@@ -1976,9 +1840,9 @@ def test_training_and_scoring_use_the_chosen_dtype(dtype, here, monkeypatch):
         return attend(query, *rest, **named)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    train.main(tiny(f"--steps 2 --dtype {dtype} --pos nope"))
+    train.main(tiny("--steps 2 --dtype bfloat16 --pos nope"))
     first_step = training.index(True)  # before it stands check_causal, partly in float32
-    assert not training[-1] and set(dtypes[first_step:]) == {getattr(torch, dtype)}
+    assert not training[-1] and set(dtypes[first_step:]) == {torch.bfloat16}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 
 
@@ -2213,23 +2077,22 @@ def test_a_bug_in_a_worker_ends_the_run(here):
 
 
 @posix
-def test_only_a_second_ctrl_c_kills():
-    before = {number: signal.getsignal(number) for number in train.STOP}
-    heed_signals()
-    for number, world in product((signal.SIGINT, signal.SIGTERM), (1, 2)):
-        with patch.object(train, "WORLD", world), train.noted_signals() as noted:
-            signal.raise_signal(number)
-            assert noted == [number]
-            kills = signal.getsignal(number) == signal.SIG_DFL
-            assert kills == (number == signal.SIGINT and world == 1)
-        assert signal.getsignal(number) == signal.SIG_DFL
-    for number, handler in before.items():
-        signal.signal(number, handler)
+@parametrize("number", (signal.SIGINT, signal.SIGTERM))
+@parametrize("world", (1, 2))
+def test_only_a_second_ctrl_c_kills(number, world, monkeypatch):
+    monkeypatch.setattr(train, "WORLD", world)
+    before = signal.signal(number, signal.SIG_DFL)
+    with train.noted_signals() as noted:
+        signal.raise_signal(number)
+        kills = signal.getsignal(number) == signal.SIG_DFL
+    assert signal.signal(number, before) == signal.SIG_DFL  # it is given back
+    assert noted == [number] and kills == (number == signal.SIGINT and world == 1)
 
 
 @posix
 def test_two_processes_train_as_one_does(here):
-    """In three parts each. A signal stops both at the same step; then one goes on."""
+    """In three parts each, with unequal numbers of targets. A signal stops both at the same step;
+    then one goes on, in one part."""
     flags = "--task depo --preset nano --canon ac --device cpu --no-compile --batch-size 6"
     flags = f"{flags} --eval-size 16 {ENDLESS} --out".split()
     torchrun = "-m torch.distributed.run --standalone --nproc_per_node=2".split()
@@ -2310,15 +2173,8 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     sample.main(["run", "--prompt", "<bos> 3 1 2"])
     text = capsys.readouterr().out
     assert text.startswith("<bos> 3 1 2 [") and len(text.split()) == 21
-    refused(["run", "--prompt", "<bos> nine"], "nine", main=sample.main)
     refused(["run", "--prompt", "1 " * 21], "1 to 20", main=sample.main)
     refused(["nowhere"], "nowhere", main=sample.main)
-
-
-def test_the_instance_shown_has_full_size():
-    task = make_task("depo0")
-    text = sample.answered(task, tiny_model(task), seed=0)
-    assert text.partition("<query")[0].count(",") == task.N
 
 
 def test_a_terminal_without_check_marks_shows_the_rest(monkeypatch):
@@ -2373,12 +2229,8 @@ def test_runs_are_read_packed_and_read_again(here):
 
 
 MODEL_NAMES = [
-    ("RoPE", dict()),
-    ("NoPE + Canon-AC", dict(pos="nope", canon="ac")),
     ("RoPE + Canon-D (no-res, kernel 2)", dict(canon="d", canon_residual=False, canon_kernel=2)),
-    ("RoPE + Canon-A (act)", dict(canon="a", canon_silu=True)),
-    ("RoPE + Canon-A (cst)", dict(canon="a", canon_frozen=True)),
-    ("GLA", dict(mixer="gla", short_conv=False)),
+    ("RoPE + Canon-A (act, cst)", dict(canon="a", canon_silu=True, canon_frozen=True)),
     ("GLA (conv)", dict(mixer="gla", short_conv=True)),
     ("GDN + Canon-AbCD", dict(mixer="gdn", canon="acd", short_conv=True)),
     ("GDN + Canon-ABCD (conv)", dict(mixer="gdn", canon="abcd", short_conv=True)),
@@ -2391,40 +2243,27 @@ def test_models_are_named_as_in_the_paper(name, options):
     assert plot.model_name(vars(Config(vocab_size=9, block_size=9, d_model=192, **options))) == name
 
 
-def test_groups_are_recipes_in_drawing_order():
-    """Their labels say how recipes differ. Of one recipe and seed the later run counts."""
+def test_a_group_is_a_recipe():
+    """Its label says how recipes differ. Of one recipe and seed the later run counts."""
     groups = plot.group([
         toy_run(0.7, seed=1),
-        toy_run(0.0, mixer="gla"),
-        toy_run(0.1, pos="nope", canon="abcd"),
-        toy_run(0.2, pos="nope"),
         toy_run(0.3, canon="abcd"),
         toy_run(0.4, lr=0.02),
         toy_run(0.5),
         toy_run(0.6),
     ])  # fmt: skip
     last = {label: plot.last_scores(members, "k=1") for label, members in groups.items()}
-    assert list(last.items()) == [
-        ("RoPE, lr 0.02", [0.4]),
-        ("RoPE, lr 0.01", [0.6, 0.7]),
-        ("RoPE + Canon-ABCD", [0.3]),
-        ("NoPE", [0.2]),
-        ("NoPE + Canon-ABCD", [0.1]),
-        ("GLA", [0.0]),
-    ]
+    assert last == {
+        "RoPE, lr 0.02": [0.4],
+        "RoPE, lr 0.01": [0.6, 0.7],
+        "RoPE + Canon-ABCD": [0.3],
+    }
 
 
 TWO_GROUPS = {
     "without": [toy_run(0.2, 0.4, 0.5), toy_run(0.4, 0.8, seed=1), toy_run(0.9, 0.9, seed=2)],
     "with": [toy_run(0.9, 0.95, canon="abcd")],
 }
-
-
-def test_a_table_has_every_seed():
-    rows = plot.table(TWO_GROUPS).splitlines()
-    assert rows[0] == "| model | runs | k=1 |"
-    assert rows[2] == "| without | seeds 0, 1, 2 | 50%, 80%, 90% |"
-    assert rows[3] == "| with | seed 0 | 95% |"
 
 
 def test_curves_are_runs_and_their_median():
@@ -2459,92 +2298,45 @@ def test_attention_maps_are_the_weights_of_attention():
         x = block(x)
 
 
-def test_inside_draws_the_sharpest_heads_first(monkeypatch):
-    """To write the four numbers of the list, after <bos>, the list and <query>."""
-    task = make_task("copy", N=4, block_size=9)
-    model = tiny_model(task, n_layer=3)
-    monkeypatch.setattr(plot, "load_model", lambda folder: (task, model))
-    blurred = torch.ones(9, 9).tril() / torch.arange(1, 10).unsqueeze(1)
-    maps = {(1, 1): blurred, (2, 2): torch.eye(9)}
-    monkeypatch.setattr(plot, "attention_maps", lambda model, tokens: maps)
-    sharp, other = plot.inside("run").axes
-    assert sharp.get_title("left") == "layer 2, head 2: 100% on one token"
-    assert other.get_title("left").startswith("layer 1, head 1: ")
-    assert np.array_equal(sharp.images[0].get_array(), maps[2, 2][5:9])
-
-
 def test_plot_draws_each_size_in_a_figure_of_its_own(here, capsys):
     """From files, which it finds by their pattern, and from the file into which it packs them."""
-    plot.pack([toy_run(0.2), toy_run(0.8, canon="abcd")], "smaller.json")
+    smaller = [toy_run(0.2), toy_run(0.8, canon="abcd"), toy_run(0.9, canon="abcd", seed=1)]
+    plot.pack(smaller, "smaller.json")
     many = [toy_run(0.1, N=9, n_layer=layers) for layers in range(1, 12)]  # too many for curves
     plot.pack(many, "larger.json")
     plot.main(["*er.json", "--save", "packed.json"])
     printed = capsys.readouterr().out
     plot.main(["packed.json"])
     assert capsys.readouterr().out == printed
-    assert "| RoPE + Canon-ABCD | seed 0 | 80% |" in printed
+    assert "| RoPE + Canon-ABCD | seeds 0, 1 | 80%, 90% |" in printed
     for name in ("out/depo1_nano_N=6.png", "out/depo1_nano_N=9.png"):
         assert name in printed and Path(name).stat().st_size > 10_000
-
-
-def test_what_cannot_be_drawn_is_refused(refused):
-    plot.pack([toy_run()], "begun.json")
-    Path("damaged.json").write_text('{"runs": 5}')
-    refused(["begun.json"], "no scores yet", main=plot.main)
-    refused(["damaged.json"], "damaged.json", main=plot.main)
-    refused(["missing"], "missing", main=plot.main)
-    refused(["--inside", "missing"], "missing", main=plot.main)
 
 
 # ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
 
 
-@parametrize("preset", ("nano", "small"))
-@parametrize("name", COMPARISONS)
-def test_a_comparison_is_of_different_runs(name, preset):
-    comparison = COMPARISONS[name]
-    wanted = reproduce.wanted_runs(comparison, preset, flags=[], seeds=1)
-    keys = {reproduce.run_key(reproduce.recipe_of(arguments)) for arguments in wanted}
-    assert len(keys) == len(wanted) == len(comparison.models) * len(comparison.tasks)
-
-
-def test_twice_the_steps_are_twice_as_many():
-    for model, steps in (("one layer", 30), ("one layer, twice the steps", 60)):
-        flags = ["--steps", "30"]
-        arguments = reproduce.arguments_for(COMPARISONS["copy"], "copy", model, "nano", flags)
-        assert reproduce.recipe_of(arguments)["training"]["steps"] == steps
-
-
 # Relations and verdicts
 
 
+def test_claims_md_is_of_the_shipped_runs(here):
+    """They show nearly all relations and verdicts. The tests below try those that they do not."""
+    reproduce.main(["claims"])
+    assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()
+
+
 def seeds(*values):
-    return Seeds(list(values), chance=1, ceiling=8)
+    return Seeds(list(values), chance=1)
 
 
 RELATIONS = [
-    (above(seeds(8, 9, 9), seeds(1, 2, 7.9)), True),
     (above(seeds(1, 2, 2), seeds(3, 4, 5)), False),
     (above(seeds(3, 4, 5), seeds(1, 2, 3)), None),
-    (close(seeds(3.95, 4, 4), seeds(3, 4, 5)), True),
-    (close(seeds(3.9, 3.9, 3.9), seeds(3, 4, 5)), False),
-    (close(seeds(3.9, 4, 4), seeds(3, 4, 5)), None),
-    (times(seeds(4, 4, 4), seeds(2, 2, 2), 2), True),
-    (times(seeds(4, 4, 4), seeds(3, 3, 3), 2), False),
-    (times(seeds(4, 4, 5), seeds(2, 2, 3), 2), None),
-    (times(seeds(4, 4, 4), seeds(1, 1, 1), 2), None),  # the other has learnt nothing
-    (half_way(seeds(4, 4, 4), seeds(1, 2, 3), seeds(6, 6, 6)), True),
-    (half_way(seeds(3, 3, 3), seeds(1, 2, 3), seeds(6, 6, 6)), False),
-    (half_way(seeds(3, 4, 5), seeds(1, 2, 3), seeds(6, 6, 6)), None),
     (half_way(seeds(5, 5, 5), seeds(1, 2, 6), seeds(6, 6, 6)), None),  # start and end overlap
-    (reaches(seeds(3, 4, 5), 3), True),
-    (reaches(seeds(2, 2, 2), 3), False),
-    (reaches(seeds(2, 4, 5), 3), None),
     (at_chance(seeds(0, 1, 1)), True),
     (at_chance(seeds(2, 2, 2)), False),
     (at_chance(seeds(0, 1, 2)), None),
     (errs(seeds(2, 3, 4), 5), True),
-    (errs(seeds(5, 6, 7), 5), False),
     (errs(seeds(1, 3, 4), 5), None),  # one seed is at chance
 ]
 
@@ -2561,17 +2353,9 @@ def made_up(unit, values):
 
 
 JUDGED = [
-    ("share", (0.9, 0.9, 0.9), (0.3, 0.4, 0.8), "holds"),
-    ("share", (0.1, 0.2, 0.2), (0.3, 0.4, 0.8), "does not hold"),
-    ("share", (0.1, 0.2, 0.5), (0.3, 0.4, 0.8), "undecided"),
     ("share", (0.9, 0.9), (0.3, 0.4, 0.8), "undecided: too few seeds"),
-    ("share", (), (0.3, 0.4, 0.8), "not run"),
-    ("share", (0.15, 0.15, 0.15), (0.1, 0.1, 0.1), "undecided: at chance"),
-    ("share", (0.99, 0.99, 0.99), (0.98, 0.98, 0.98), "undecided: at the ceiling"),
     ("hops", (0, 0, 0), (0, 0, 0), "undecided: at chance"),
     ("hops", (4, 4, 4), (4, 4, 4), "undecided: at the ceiling"),
-    ("bits per byte", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6), "holds"),  # fewer are better
-    ("steps", (4, 5, math.inf), (1, 2, 3), "does not hold"),
 ]
 
 
@@ -2588,7 +2372,6 @@ def test_of_several_parts_one_that_fails_decides_then_one_that_has_not_run():
     not_run = (reaches, "C", 0.5)
     groups = {"A": made_up("share", (0.9, 0.9, 0.9)), "B": made_up("share", (0.2, 0.2, 0.2))}
     for parts, verdict in (
-        ([holds, holds], "holds"),
         ([holds, not_run], "not run"),
         ([not_run, fails, holds], "does not hold"),
     ):
@@ -2596,40 +2379,11 @@ def test_of_several_parts_one_that_fails_decides_then_one_that_has_not_run():
         assert claims.judge(claim, groups) == verdict
 
 
-def test_scores_are_made_of_others():
-    units = {"k=1": "share", "k=2": "share", "k=4": "share"}
-    evals = [
-        {"step": 10, "eval": {"k=1": 0.2, "k=2": 0.1, "k=4": 0.9}},
-        {"step": 20, "eval": {"k=1": 0.9, "k=2": 0.8, "k=4": 1.0}},
-        {"step": 30, "eval": {"k=1": 1.0, "k=2": 0.9, "k=4": 0.2}},
-    ]
-    run = {"task": {"name": "depo0"}, "units": units, "evals": evals}
-    claims.add_scores(run)
-    last = run["evals"][-1]["eval"]
-    assert last["hops mastered"] == 2 and last["steps to k=1"] == 20
-    assert last["main"] == last["depo0: answers"] == pytest.approx(0.7)
-
-    evals = [{"step": 10, "eval": {"l=1": 0.5, "l=2": 0.25}}]
-    run = {"task": {"name": "mano"}, "units": {"l=1": "share", "l=2": "share"}, "evals": evals}
-    claims.add_scores(run)
-    assert run["evals"][0]["eval"]["mano: longest"] == 0.25
+def test_hops_are_mastered_without_a_gap():
+    assert claims.hops_mastered({"k=1": 1.0, "k=2": 0.9, "k=4": 0.2, "k=8": 1.0}) == 2
 
 
 # The runs that are here
-
-
-def test_the_best_rate_has_the_best_end_then_the_best_course_of_three_seeds():
-    runs = []
-    for lr, seeds, course in (
-        (1e-3, 3, [2.0, 2.0]),
-        (2e-3, 3, [3.0, 1.5]),
-        (4e-3, 3, [2.5, 1.5]),
-        (8e-3, 2, [1.0, 1.0]),
-    ):
-        evals = [{"step": 10, "eval": {"main": value}} for value in course]
-        for run in made_up("bits per byte", seeds * [0]):
-            runs.append({**run, "training": {"lr": lr}, "evals": evals})
-    assert {run["training"]["lr"] for run in reproduce.at_best_rate(runs)} == {4e-3}
 
 
 def test_a_text_counts_by_its_name():
@@ -2639,21 +2393,16 @@ def test_a_text_counts_by_its_name():
     assert reproduce.model_key(recipe) == key
 
 
-TINY_COPY = "--N 8 --block-size 20 --batch-size 8 --eval-size 16 --warmup 5 --no-compile".split()
-TINY_COPY += ["--steps", "20", "--device", "cpu"]
-
-
 def dry_run(capsys, *flags):
     """The commands of the missing runs."""
     capsys.readouterr()
-    reproduce.main(["copy", "--dry-run"] + TINY_COPY + list(flags))
+    reproduce.main(["copy", "--dry-run", "--steps", "20"] + TINY + list(flags))
     return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
+def test_what_is_missing_is_trained(here, monkeypatch, capsys):
     """results/ and out/ are empty, and `copy` compares two models."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduce, "HERE", tmp_path / "results")
+    monkeypatch.setattr(reproduce, "HERE", Path("results"))
     models = {"one layer": "", "one layer + Canon": "--canon abcd"}
     fewer = dataclasses.replace(COMPARISONS["copy"], models=models, names={})
     monkeypatch.setitem(COMPARISONS, "copy", fewer)
@@ -2667,7 +2416,7 @@ def test_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
     assert dry_run(capsys, "--seeds", "2")[:2] == [[*begun, "--resume"], new]
 
     Path(settings.out, "ckpt.pt").unlink()
-    reproduce.main(["copy", "--seeds", "1", *TINY_COPY])
+    reproduce.main(["copy", "--seeds", "1", "--steps", "20", *TINY])
     printed = capsys.readouterr().out
     assert "R1* | One layer copies with Canon, and not without | copy | undecided: too" in printed
     assert Path("out/copy_nano.png").exists()
@@ -2680,8 +2429,7 @@ def test_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
 
 
 @parametrize("name", ("copy", "hops", "mlp"))
-def test_figures_are_drawn_from_packed_runs(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_figures_are_drawn_from_packed_runs(name, here, capsys):
     reproduce.main([name, "--draw", "--dtype", "float32"])
     assert " 0 of them missing" in capsys.readouterr().err
     assert Path(f"out/{name}_nano.png").stat().st_size > 10_000
@@ -2720,9 +2468,6 @@ SUBMISSIONS = [  # what stands in the hole of exercise 4, the points, words of t
     (SOLVED, 3, ""),
     (SOLVED.replace("- b", "+ b"), 0, "test_rotary"),
     ("    return x +\n", 0, "does not parse"),
-    ("    import os\n", 0, "must not import"),
-    ("    return open('/etc/passwd')\n", 0, "must not use open"),
-    ("    pass\nx = 1\n", 0, "further left"),
     ("    while True:\n        pass\n", 0, "not done after 20 seconds"),
 ]
 
@@ -2763,14 +2508,8 @@ def test_benchmark_saves_its_rows(name, tmp_path):
     for row in rows:
         assert row["what"] in printed
         assert row.get("failed", "needs CUDA") == "needs CUDA"
-        for field, value in row.items():
-            if field == "error":  # against the definition
-                assert value is None or 0 <= value < (2e-2 if CUDA else 1e-5)
-            elif isinstance(value, list):
-                low, median, high = value
-                assert 0 < low <= median <= high
-            elif isinstance(value, float):
-                assert value > 0
+        if row.get("error") is not None:  # against the definition
+            assert row["error"] < (2e-2 if CUDA else 1e-5)
 
 
 # ---- 9. What README, results/ and examples/ show ---------------------------
@@ -2827,15 +2566,12 @@ def test_the_commands_shown_are_allowed():
 class FakeLlama(torch.nn.Module):
     """The parts of Hugging Face's Llama that examples/llama.py changes, with its names."""
 
-    device = torch.device("cpu")
-
     def __init__(self, layers, width):
         super().__init__()
-        self.config = SimpleNamespace(hidden_size=width, vocab_size=9, use_cache=True)
+        self.config = SimpleNamespace(hidden_size=width, use_cache=True)
         self.generation_config = SimpleNamespace(use_cache=True)
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList()
-        self.embed_tokens = torch.nn.Embedding(9, width)
         for _ in range(layers):
             layer = torch.nn.Module()
             layer.input_layernorm = torch.nn.RMSNorm(width)
@@ -2848,17 +2584,6 @@ class FakeLlama(torch.nn.Module):
             layer.mlp.up_proj = torch.nn.Linear(width, 2 * width)
             self.model.layers.append(layer)
 
-    def forward(self, tokens):
-        """As in a Llama, but for the attention and the MLP themselves, which mix no tokens here."""
-        x = self.embed_tokens(tokens)
-        for layer in self.model.layers:
-            h = layer.input_layernorm(x)
-            x = x + layer.self_attn.q_proj(h)
-            h = layer.post_attention_layernorm(x)
-            gate, _ = layer.mlp.gate_proj(h).chunk(2, dim=-1)
-            x = x + gate
-        return SimpleNamespace(logits=x)
-
 
 @pytest.fixture
 def llama(monkeypatch):
@@ -2868,27 +2593,28 @@ def llama(monkeypatch):
     return SimpleNamespace(**runpy.run_path(str(HERE / "examples/llama.py")))
 
 
-WRAPPED = {  # by points
-    "a": {"input_layernorm"},
-    "b": {"q_proj", "k_proj", "v_proj"},
-    "c": {"post_attention_layernorm"},
-    "d": {"gate_proj", "up_proj"},
-}
+WRAPPED = [
+    ("a", {"input_layernorm"}),
+    ("b", {"q_proj", "k_proj", "v_proj"}),
+    ("c", {"post_attention_layernorm"}),
+    ("d", {"gate_proj", "up_proj"}),
+    ("ac", {"input_layernorm", "post_attention_layernorm"}),
+]
 
 
-@parametrize("points", ("", *"abcd", "ac", "bd", "abcd"))
-def test_canon_in_a_llama(points, llama):
+@parametrize("points, modules", WRAPPED)
+def test_canon_in_a_llama(points, modules, llama):
     model = FakeLlama(layers=2, width=6)
     without = {id(parameter) for parameter in model.parameters()}
     llama.add_canon(model, points)
     assert not model.config.use_cache and not model.generation_config.use_cache
-    x, wrapped = torch.randn(2, 9, 6), set()
+    wrapped = set()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Sequential):
             inside, canon = module
-            assert torch.equal(module(x), canon(inside(x))) and isinstance(canon, llama.Canon)
+            assert canon.weight.shape == (4, inside.weight.shape[0])  # on its output
             wrapped.add(name.split(".")[-1])
-    assert wrapped == set().union(*(WRAPPED[point] for point in points))
+    assert wrapped == modules
 
     undecayed, decayed = llama.weight_groups(model, weight_decay=0.1)
     assert undecayed["weight_decay"] == 0 and decayed["weight_decay"] == 0.1
@@ -2897,13 +2623,6 @@ def test_canon_in_a_llama(points, llama):
     vectors = {id(parameter) for parameter in model.parameters() if parameter.dim() == 1}
     assert {id(parameter) for parameter in undecayed["params"]} == canon | vectors
     assert {id(parameter) for parameter in decayed["params"]} == without - vectors
-
-    reached = llama.reach(model, 2, length=9)
-    if points:  # three tokens on at each point, in each of two layers
-        assert reached[:4] == [(0, 2), (0, 3), (0, 4), (0, 5)]
-    else:
-        assert reached == [(0, 2)]
-    assert {sequence for sequence, _ in reached} == {0}
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"
@@ -2929,9 +2648,3 @@ def test_own_things_are_trained_drawn_and_shown(file, flags, name, here):
     if run["model"]["mixer"] == "attention":
         python(HERE / "plot.py", "--inside", "out/own", "--program", program)
         assert Path("out/own_inside.png").exists()
-
-
-def test_claims_md_is_of_the_shipped_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    reproduce.main(["claims"])
-    assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()
