@@ -210,12 +210,11 @@ def unit_of(groups, score):
 
 
 def chance_of(groups, score):
-    """The share that guessing gets right, if all runs with this score say the same; else None."""
-    runs = [run for run in all_runs(groups) if values_by_step(run, score)]
-    chances = {run["chance"] for run in runs}
-    if unit_of(groups, score) != "share" or len(chances) != 1:
-        return None
-    return chances.pop()
+    """The share that guessing gets right; None if that is not known, or the score is no share."""
+    for run in all_runs(groups):
+        if run["units"].get(score) == "share":
+            return run["chance"]
+    return None
 
 
 def values_by_step(run, score):
@@ -265,37 +264,41 @@ WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Br
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
-matplotlib.rc("text", usetex=False)  # which a user's own settings may ask for, without LaTeX
 
 
-def curves(groups, scores=None, title=None, headings=None):
+def curves(groups, title="", headings=None):
     """Scores against training steps, a panel per score: each run thin, their median thick.
 
-    headings  {score: what stands above its panel}, where it is not the score's name
+    headings  {score: what stands above its panel}, of the scores to draw; None for all of them
     """
-    scores = scores or score_names(groups)
-    return draw_panels(draw_curves, groups, scores, title, headings, per_row=3, height=2.9)
+    return draw_panels(draw_curves, groups, title, headings, per_row=3, height=2.9)
 
 
-def bars(groups, scores=None, title=None, headings=None):
+def bars(groups, title="", headings=None):
     """The last scores, a panel per score and a row per model: bars are medians, dots runs."""
-    scores = scores or score_names(groups)
     height = 0.9 + 0.32 * len(groups)
-    return draw_panels(draw_bars, groups, scores, title, headings, per_row=4, height=height)
+    return draw_panels(draw_bars, groups, title, headings, per_row=4, height=height)
 
 
-def draw_panels(draw, groups, scores, title, headings, per_row, height):
+def draw_panels(draw, groups, title, headings, per_row, height):
     """A figure. `draw` draws a panel, and returns what goes into the legend."""
-    title = title or ", ".join(kind_of(all_runs(groups)[0]))
-    figure, axes = make_grid(len(scores), title, per_row, height)
+    headings = headings or all_headings(groups)
+    figure, axes = make_grid(len(headings), title, per_row, height)
     legend = {}  # {text: the line or bar that it is about}
-    for axis, score in zip(axes, scores):
+    for axis, (score, heading) in zip(axes, headings.items()):
         legend.update(draw(axis, groups, score))
-        kind, _, number = score.partition("=")
-        heading = f"{WORDS[kind]}: {number}" if kind in WORDS else score
-        axis.set_title((headings or {}).get(score, heading))
+        axis.set_title(heading)
     figure.legend(legend.values(), legend.keys(), loc="outside lower left", ncols=3, frameon=False)
     return figure
+
+
+def all_headings(groups):
+    """{score: what stands above its panel}, such as "hops: 4" for "k=4"."""
+    headings = {}
+    for score in score_names(groups):
+        kind, _, number = score.partition("=")
+        headings[score] = f"{WORDS[kind]}: {number}" if kind in WORDS else score
+    return headings
 
 
 def make_grid(count, title, per_row, height):
@@ -337,8 +340,6 @@ def draw_curves(axis, groups, score):
         curve = median_curve(runs, score)
         above = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
         thick = {**look_of[name], "lw": 2.6, "markevery": 0.12, "zorder": above}
-        if len(curve) == 1:
-            thick["marker"] = "o"  # a line of one point would not be seen
         (legend[name],) = axis.plot(list(curve), list(curve.values()), **thick)
         last_values += list(curve.values())[-1:]
     if len(all_runs(groups)) > len(groups):
@@ -479,7 +480,6 @@ def inside(folder, title=None):
 
 def save(figure, path):
     """Write a figure as PNG, and print its path."""
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
     print(path)
@@ -493,7 +493,8 @@ def draw_runs(runs, args):
     for kind, its_runs in by_kind.items():
         groups = group(its_runs)
         draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
-        save(draw(groups, title=args.title), args.out / f"{'_'.join(kind)}.png")
+        title = args.title or ", ".join(kind)
+        save(draw(groups, title), args.out / f"{'_'.join(kind)}.png")
         print(f"\n{table(groups)}\n")
 
 
