@@ -197,8 +197,7 @@ def score_names(groups):
     """All scores of these runs, in the order in which the tasks report them."""
     names = {}  # a dict, as a set would lose the order
     for run in all_runs(groups):
-        for evaluation in run["evals"]:
-            names.update(evaluation["eval"])
+        names.update(run["evals"][-1]["eval"])
     return list(names)
 
 
@@ -225,8 +224,8 @@ def values_by_step(run, score):
 
 def last_scores(runs, score):
     """Each run's last value; runs without this score are left out."""
-    values = [list(values_by_step(run, score).values()) for run in runs]
-    return [its_values[-1] for its_values in values if its_values]
+    last = [run["evals"][-1]["eval"] for run in runs]
+    return [scores[score] for scores in last if score in scores]
 
 
 def table(groups, scores=None):
