@@ -107,17 +107,16 @@ POSITION_NAMES = {
 def model_name(model):
     """The paper's name of a model, given as the dict of its Config.
 
-    "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution,
-    in the place of Canon-B. Without Canon, such a model is "GDN (conv)".
+    "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution.
+    Without Canon, such a model is "GDN (conv)".
     """
     position = POSITION_NAMES.get(model["pos"], model["pos"])
     names = {**MIXER_NAMES, "attention": position}  # attention goes by its positions
     mixers = model["mixer"].split(",")  # a hybrid has several
     name = "/".join(names.get(mixer, mixer) for mixer in mixers)
     points = model["canon"].upper()
-    conv_is_b = model["short_conv"] and points != "" and "B" not in points
     if points:
-        if conv_is_b:
+        if model["short_conv"]:
             points += "b"
         points = "".join(sorted(points, key=str.upper))  # "AbCD": b between A and C
         kind = "Canon" if model["canon_type"] == "conv" else model["canon_type"]
@@ -132,7 +131,7 @@ def model_name(model):
         variants.append("cst")  # constant: the weights stay as they were drawn
     if model["canon_kernel"] != 4:
         variants.append(f"kernel {model['canon_kernel']}")
-    if model["short_conv"] and not conv_is_b:
+    if model["short_conv"] and not points:
         variants.append("conv")
     if variants:
         name += f" ({', '.join(variants)})"
@@ -434,7 +433,7 @@ def attention_maps(model, tokens):
 READABLE_LENGTH = 28  # tokens; the names of more than some 40 columns would overlap
 
 
-def inside(folder, title=None):
+def inside(folder, title=""):
     """Where a trained model's four sharpest heads look when it answers. The sharpest head gives, on
     average, most of its attention to one token. Raises Refused if the model has no attention.
     """
@@ -460,8 +459,6 @@ def inside(folder, title=None):
         raise Refused(f"{folder}: its mixer, {model.config.mixer}, has no attention to draw")
     sharpest = sorted(maps, key=sharpness.get, reverse=True)[:4]
 
-    name = Path(folder).resolve().name
-    title = title or f"{name}: where its heads look"
     figure, axes = make_grid(len(sharpest), title, per_row=2, height=0.8 + 0.2 * len(rows))
     for axis, (layer, head) in zip(axes, sharpest):
         axis.imshow(maps[layer, head].numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
@@ -520,7 +517,9 @@ def main(argv=None):
             register(args.program)
         if args.inside:
             for path in paths:
-                save(inside(path, args.title), args.out / f"{Path(path).resolve().name}_inside.png")
+                name = Path(path).resolve().name
+                title = args.title or f"{name}: where its heads look"
+                save(inside(path, title), args.out / f"{name}_inside.png")
             return
         runs = read_runs(paths)
         if not runs:

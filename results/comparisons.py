@@ -10,7 +10,7 @@ Reading order: first the table in 3; 1 and 2 are what it is made of.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable
 
 import numpy as np
@@ -34,7 +34,7 @@ class Comparison:
     scores: dict  # {score: its heading in the figure}
     figure: Callable = plot.bars  # (groups, title, headings); groups: {name: its runs}
     at_nano: str = ""  # train.py's flags for every model, where nano's recipe is not used
-    names: dict = field(default_factory=dict)  # {model: its name in the figure}; none: as in models
+    names: dict | None = None  # {model: its name in the figure}; None: as in models
 
     def own_flags(self, task, preset):
         """On other tasks its claims are judged by other comparisons' runs, which lack at_nano."""
