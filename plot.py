@@ -107,17 +107,16 @@ POSITION_NAMES = {
 def model_name(model):
     """The paper's name of a model, given as the dict of its Config.
 
-    "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution,
-    in the place of Canon-B. Without Canon, such a model is "GDN (conv)".
+    "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution.
+    Without Canon, such a model is "GDN (conv)".
     """
     position = POSITION_NAMES.get(model["pos"], model["pos"])
     names = {**MIXER_NAMES, "attention": position}  # attention goes by its positions
     mixers = model["mixer"].split(",")  # a hybrid has several
     name = "/".join(names.get(mixer, mixer) for mixer in mixers)
     points = model["canon"].upper()
-    conv_is_b = model["short_conv"] and points != "" and "B" not in points
     if points:
-        if conv_is_b:
+        if model["short_conv"]:
             points += "b"
         points = "".join(sorted(points, key=str.upper))  # "AbCD": b between A and C
         kind = "Canon" if model["canon_type"] == "conv" else model["canon_type"]
@@ -132,7 +131,7 @@ def model_name(model):
         variants.append("cst")  # constant: the weights stay as they were drawn
     if model["canon_kernel"] != 4:
         variants.append(f"kernel {model['canon_kernel']}")
-    if model["short_conv"] and not conv_is_b:
+    if model["short_conv"] and not points:
         variants.append("conv")
     if variants:
         name += f" ({', '.join(variants)})"
@@ -197,8 +196,7 @@ def score_names(groups):
     """All scores of these runs, in the order in which the tasks report them."""
     names = {}  # a dict, as a set would lose the order
     for run in all_runs(groups):
-        for evaluation in run["evals"]:
-            names.update(evaluation["eval"])
+        names.update(run["evals"][-1]["eval"])
     return list(names)
 
 
@@ -210,12 +208,11 @@ def unit_of(groups, score):
 
 
 def chance_of(groups, score):
-    """The share that guessing gets right, if all runs with this score say the same; else None."""
-    runs = [run for run in all_runs(groups) if values_by_step(run, score)]
-    chances = {run["chance"] for run in runs}
-    if unit_of(groups, score) != "share" or len(chances) != 1:
-        return None
-    return chances.pop()
+    """The share that guessing gets right; None if that is not known, or the score is no share."""
+    for run in all_runs(groups):
+        if run["units"].get(score) == "share":
+            return run["chance"]
+    return None
 
 
 def values_by_step(run, score):
@@ -226,8 +223,8 @@ def values_by_step(run, score):
 
 def last_scores(runs, score):
     """Each run's last value; runs without this score are left out."""
-    values = [list(values_by_step(run, score).values()) for run in runs]
-    return [its_values[-1] for its_values in values if its_values]
+    last = [run["evals"][-1]["eval"] for run in runs]
+    return [scores[score] for scores in last if score in scores]
 
 
 def table(groups, scores=None):
@@ -265,37 +262,41 @@ WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Br
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
-matplotlib.rc("text", usetex=False)  # which a user's own settings may ask for, without LaTeX
 
 
-def curves(groups, scores=None, title=None, headings=None):
+def curves(groups, title="", headings=None):
     """Scores against training steps, a panel per score: each run thin, their median thick.
 
-    headings  {score: what stands above its panel}, where it is not the score's name
+    headings  {score: what stands above its panel}, of the scores to draw; None for all of them
     """
-    scores = scores or score_names(groups)
-    return draw_panels(draw_curves, groups, scores, title, headings, per_row=3, height=2.9)
+    return draw_panels(draw_curves, groups, title, headings, per_row=3, height=2.9)
 
 
-def bars(groups, scores=None, title=None, headings=None):
+def bars(groups, title="", headings=None):
     """The last scores, a panel per score and a row per model: bars are medians, dots runs."""
-    scores = scores or score_names(groups)
     height = 0.9 + 0.32 * len(groups)
-    return draw_panels(draw_bars, groups, scores, title, headings, per_row=4, height=height)
+    return draw_panels(draw_bars, groups, title, headings, per_row=4, height=height)
 
 
-def draw_panels(draw, groups, scores, title, headings, per_row, height):
+def draw_panels(draw, groups, title, headings, per_row, height):
     """A figure. `draw` draws a panel, and returns what goes into the legend."""
-    title = title or ", ".join(kind_of(all_runs(groups)[0]))
-    figure, axes = make_grid(len(scores), title, per_row, height)
+    headings = headings or all_headings(groups)
+    figure, axes = make_grid(len(headings), title, per_row, height)
     legend = {}  # {text: the line or bar that it is about}
-    for axis, score in zip(axes, scores):
+    for axis, (score, heading) in zip(axes, headings.items()):
         legend.update(draw(axis, groups, score))
-        kind, _, number = score.partition("=")
-        heading = f"{WORDS[kind]}: {number}" if kind in WORDS else score
-        axis.set_title((headings or {}).get(score, heading))
+        axis.set_title(heading)
     figure.legend(legend.values(), legend.keys(), loc="outside lower left", ncols=3, frameon=False)
     return figure
+
+
+def all_headings(groups):
+    """{score: what stands above its panel}, such as "hops: 4" for "k=4"."""
+    headings = {}
+    for score in score_names(groups):
+        kind, _, number = score.partition("=")
+        headings[score] = f"{WORDS[kind]}: {number}" if kind in WORDS else score
+    return headings
 
 
 def make_grid(count, title, per_row, height):
@@ -337,8 +338,6 @@ def draw_curves(axis, groups, score):
         curve = median_curve(runs, score)
         above = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
         thick = {**look_of[name], "lw": 2.6, "markevery": 0.12, "zorder": above}
-        if len(curve) == 1:
-            thick["marker"] = "o"  # a line of one point would not be seen
         (legend[name],) = axis.plot(list(curve), list(curve.values()), **thick)
         last_values += list(curve.values())[-1:]
     if len(all_runs(groups)) > len(groups):
@@ -434,7 +433,7 @@ def attention_maps(model, tokens):
 READABLE_LENGTH = 28  # tokens; the names of more than some 40 columns would overlap
 
 
-def inside(folder, title=None):
+def inside(folder, title=""):
     """Where a trained model's four sharpest heads look when it answers. The sharpest head gives, on
     average, most of its attention to one token. Raises Refused if the model has no attention.
     """
@@ -460,8 +459,6 @@ def inside(folder, title=None):
         raise Refused(f"{folder}: its mixer, {model.config.mixer}, has no attention to draw")
     sharpest = sorted(maps, key=sharpness.get, reverse=True)[:4]
 
-    name = Path(folder).resolve().name
-    title = title or f"{name}: where its heads look"
     figure, axes = make_grid(len(sharpest), title, per_row=2, height=0.8 + 0.2 * len(rows))
     for axis, (layer, head) in zip(axes, sharpest):
         axis.imshow(maps[layer, head].numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
@@ -479,7 +476,6 @@ def inside(folder, title=None):
 
 def save(figure, path):
     """Write a figure as PNG, and print its path."""
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
     print(path)
@@ -493,7 +489,8 @@ def draw_runs(runs, args):
     for kind, its_runs in by_kind.items():
         groups = group(its_runs)
         draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
-        save(draw(groups, title=args.title), args.out / f"{'_'.join(kind)}.png")
+        title = args.title or ", ".join(kind)
+        save(draw(groups, title), args.out / f"{'_'.join(kind)}.png")
         print(f"\n{table(groups)}\n")
 
 
@@ -520,7 +517,9 @@ def main(argv=None):
             register(args.program)
         if args.inside:
             for path in paths:
-                save(inside(path, args.title), args.out / f"{Path(path).resolve().name}_inside.png")
+                name = Path(path).resolve().name
+                title = args.title or f"{name}: where its heads look"
+                save(inside(path, title), args.out / f"{name}_inside.png")
             return
         runs = read_runs(paths)
         if not runs:

@@ -9,13 +9,9 @@ sets it. claims.py says what is claimed about these models, and asks for them by
 Reading order: first the table in 3; 1 and 2 are what it is made of.
 """
 
-import sys
 from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Callable
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -36,9 +32,9 @@ class Comparison:
     models: dict  # {name: train.py's flags}, in the order of drawing
     title: str  # what the runs in results/ show at nano
     scores: dict  # {score: its heading in the figure}
-    figure: Callable = plot.bars  # (groups, scores, title, headings); groups: {name: its runs}
+    figure: Callable = plot.bars  # (groups, title, headings); groups: {name: its runs}
     at_nano: str = ""  # train.py's flags for every model, where nano's recipe is not used
-    names: dict = field(default_factory=dict)  # {model: its name in the figure}; none: as in models
+    names: dict | None = None  # {model: its name in the figure}; None: as in models
 
     def own_flags(self, task, preset):
         """On other tasks its claims are judged by other comparisons' runs, which lack at_nano."""
@@ -93,7 +89,7 @@ without writing the steps
  c"""
 
 
-def dots(groups, scores, title, headings):
+def dots(groups, title, headings):
     """One row per model, one dot per run, in the column of the hops that it masters."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")

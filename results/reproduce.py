@@ -116,20 +116,12 @@ def finished_runs():
     return sorted(found.values(), key=lambda run: run["seed"])
 
 
-def runs_by_model(comparison, task, preset, flags, runs):
-    """{model: its runs, at all rates}"""
+def best_runs(comparison, task, preset, flags, runs):
+    """{model: its runs at its best learning rate}"""
     found = {}
     for model in comparison.models:
         key = model_key(recipe_of(arguments_for(comparison, task, model, preset, flags)))
-        found[model] = [run for run in runs if model_key(run) == key]
-    return found
-
-
-def by_rate(runs):
-    """{learning rate: its runs}"""
-    found = {}
-    for run in sorted(runs, key=lambda run: run["training"]["lr"]):
-        found.setdefault(run["training"]["lr"], []).append(run)
+        found[model] = at_best_rate([run for run in runs if model_key(run) == key])
     return found
 
 
@@ -137,7 +129,10 @@ def at_best_rate(runs):
     """Of one model's runs those at the learning rate with the best mean of the last main scores; in
     a tie the one that learns sooner. A rate with fewer than three seeds comes after one with more.
     """
-    return max(by_rate(runs).values(), key=how_good, default=[])
+    by_rate = {}
+    for run in runs:
+        by_rate.setdefault(run["training"]["lr"], []).append(run)
+    return max(by_rate.values(), key=how_good, default=[])
 
 
 def how_good(runs):
@@ -170,15 +165,11 @@ def show(name, preset, flags, runs, path):
     """Draw a comparison's figure, and print its scores, its verdicts and how long it took."""
     comparison = COMPARISONS[name]
     groups = {}  # {model: its runs at its best rate, on all tasks}
-    at_rates = {}
     verdicts = []
     for task in comparison.tasks:
-        best = {}
-        for model, tried in runs_by_model(comparison, task, preset, flags, runs).items():
-            best[model] = at_best_rate(tried)
-            groups.setdefault(model, []).extend(best[model])
-            for rate, its_runs in by_rate(tried).items():
-                at_rates[f"{model}, {task} at {rate}"] = its_runs
+        best = best_runs(comparison, task, preset, flags, runs)
+        for model, its_runs in best.items():
+            groups.setdefault(model, []).extend(its_runs)
         for claim in CLAIMS:
             if claim.comparison == name and task in claim.tasks:
                 title = f"{claim.result}{claim.star(task)} | {claim.title}"
@@ -192,12 +183,10 @@ def show(name, preset, flags, runs, path):
     names = comparison.names or {model: model for model in groups}
     shown = {names[model]: groups[model] for model in groups if model in names}
     title = comparison.title if preset == "nano" else f"{name}, {preset}"
-    plot.save(comparison.figure(shown, list(headings), title, headings), path)
+    plot.save(comparison.figure(shown, title, headings), path)
 
-    main_scores = [f"{task}: {MAIN_SCORES[task]}" for task in comparison.tasks]
     minutes = [run["seconds"] / 60 for run in plot.all_runs(groups)]
-    print(f"\n{plot.table(groups, list(headings))}")
-    print(f"\n{plot.table(at_rates, main_scores)}\n")
+    print(f"\n{plot.table(groups, list(headings))}\n")
     print("\n".join(verdicts))
     print(f"\nEach run took {min(minutes):.1f} to {max(minutes):.1f} minutes.")
 
@@ -213,11 +202,10 @@ that it had; an `--lr` beside the runs is only the usual one. Fewer steps are be
 fewer bits per byte; of all other scores, more is. 0.05 of a share are five points.
 
 A verdict is *undecided* if neither the rule nor its opposite holds for every seed, if there are
-fewer than three seeds, if all models are at chance or all at the ceiling, if a ratio is to a model
-that has learnt nothing, or if start and end of a way overlap. For a share, chance ends five points
-above a guess, and the ceiling begins at 98%. For hops, chance is none, and the ceiling is all that
-are asked. A rule of several parts does not hold as soon as one part fails, even if another is
-undecided or has not run."""
+fewer than three seeds, if all models are at chance or all at the ceiling, or if a ratio is to a
+model that has learnt nothing. For a share, chance ends five points above a guess, and the ceiling
+begins at 98%. For hops, chance is none, and the ceiling is all that are asked. A rule of several
+parts does not hold as soon as one part fails, even if another is undecided or has not run."""
 
 
 def claims_page(runs):
@@ -242,8 +230,7 @@ def rows_of(claim, runs):
         on_task = [run for run in runs if run["task"]["name"] == task]
         for preset, dtype in sorted({(run["preset"], run["dtype"]) for run in on_task}):
             flags = ["--dtype", dtype]
-            tried = runs_by_model(comparison, task, preset, flags, on_task)
-            groups = {model: at_best_rate(its_runs) for model, its_runs in tried.items()}
+            groups = best_runs(comparison, task, preset, flags, on_task)
             verdict = claims.judge(claim, groups)
             if verdict != NOT_RUN:
                 where = f"{task}, {preset}, {dtype}"

@@ -79,7 +79,7 @@ def canon_off(block):
 
 
 @torch.no_grad()
-def right_answers(task, model, switch_off=None, layers=()):
+def right_answers(task, model, switch_off, layers):
     """(scored k,): the shares of right answers, with something switched off in these layers."""
     model = copy.deepcopy(model)
     for layer in layers:
@@ -92,7 +92,7 @@ def right_without_layers(task, model, switch_off):
     """{where it is off: (K,)}: the shares right of 1 .. K hops with it switched off nowhere, in one
     layer at a time, and in all layers together in which it can be spared one by one."""
     task.scored = list(range(1, task.K + 1))
-    found = {"nothing": right_answers(task, model)}
+    found = {"nothing": right_answers(task, model, switch_off, [])}
     spared = []
     for layer in range(1, len(model.blocks) + 1):
         right = right_answers(task, model, switch_off, [layer])
