@@ -60,7 +60,7 @@ import sample
 import tasks
 import train
 from canon_gpt import Attention, Block, Canon, CanonGPT, Config, heads, linear_recurrence
-from claims import Claim, Seeds, above, at_chance, errs, reaches
+from claims import Claim, Seeds, above, at_chance, errs, half_way, reaches
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 from tasks import Document, make_task
@@ -266,6 +266,13 @@ def test_convolution_beyond_2_to_the_31():
     assert_close(dx[0, -4:], expected.bfloat16())
 
 
+@pytest.mark.skipif(not CUDA, reason="no GPU")
+def test_gradients_have_the_same_bits_in_each_run():
+    inputs = conv_inputs(16, 999, 768)
+    first, second = (value_and_gradients(causal_conv, *inputs) for _ in range(2))
+    assert_close(first, second, atol=0, rtol=0)
+
+
 def test_convolution_refuses_shapes_that_do_not_fit():
     """A Triton kernel would read other memory than its arguments'."""
     x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
@@ -283,11 +290,15 @@ def test_where_triton_fails_one_line_says_so(capsys):
 
 def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
     def wrong(x, weight, residual):
-        """Only in dx."""
+        """In dx only, between y and dw, which are right."""
         x.register_hook(lambda dx: 1.001 * dx)
         return causal_conv_reference(x, weight, residual)
 
-    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1)):
+    def not_a_number(x, weight, residual):
+        x.register_hook(lambda dx: math.nan * dx)
+        return causal_conv_reference(x, weight, residual)
+
+    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1), (not_a_number, 1)):
         monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
         assert kernels.main() == status
         assert ("WRONG" in capsys.readouterr().out) == bool(status)
@@ -2329,7 +2340,9 @@ def seeds(*values):
     return Seeds(list(values), chance=1)
 
 
-def test_relations_to_chance():
+def test_relations_that_no_shipped_run_shows():
+    start, end = seeds(1, 2, 6), seeds(6, 6, 6)
+    assert half_way(seeds(5, 5, 5), start, end) is None  # start and end overlap
     assert at_chance(seeds(2, 2, 2)) is False
     assert at_chance(seeds(0, 1, 2)) is None
     assert errs(seeds(1, 3, 4), 5) is None  # one seed is at chance

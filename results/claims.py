@@ -120,6 +120,8 @@ def close(a, b):
 
 def half_way(a, start, end):
     """every seed of {0} is at least half way from the mean of {1} to the mean of {2}"""
+    if end.lowest <= start.highest:
+        return None  # there is no way to go
     return reaches(a, (start.mean + end.mean) / 2)
 
 

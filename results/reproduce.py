@@ -202,10 +202,11 @@ that it had; an `--lr` beside the runs is only the usual one. Fewer steps are be
 fewer bits per byte; of all other scores, more is. 0.05 of a share are five points.
 
 A verdict is *undecided* if neither the rule nor its opposite holds for every seed, if there are
-fewer than three seeds, if all models are at chance or all at the ceiling, or if a ratio is to a
-model that has learnt nothing. For a share, chance ends five points above a guess, and the ceiling
-begins at 98%. For hops, chance is none, and the ceiling is all that are asked. A rule of several
-parts does not hold as soon as one part fails, even if another is undecided or has not run."""
+fewer than three seeds, if all models are at chance or all at the ceiling, if a ratio is to a model
+that has learnt nothing, or if start and end of a way overlap. For a share, chance ends five points
+above a guess, and the ceiling begins at 98%. For hops, chance is none, and the ceiling is all that
+are asked. A rule of several parts does not hold as soon as one part fails, even if another is
+undecided or has not run."""
 
 
 def claims_page(runs):
