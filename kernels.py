@@ -172,9 +172,9 @@ def causal_conv_pytorch(x, weight, residual=True):
 #
 # Triton runs many copies of a kernel at once. Each copy, a *program*, computes a part of y.
 #
-# A naive kernel (not kept). A program computes a tile of y: some tokens by some channels. It loads
-# the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back. It adds up
-# weight times tile. So it loads each number of x four times. Three of these loads find it in a
+# In a naive kernel, a program would compute a tile of y: some tokens by some channels. It would load
+# the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back, and add up
+# weight times tile. So it would load each number of x four times. Three of these loads find it in a
 # cache, but each is one more instruction, and one more thing to wait for.
 #
 # The kernel below loads each row once. A thread keeps its channels of ROWS tokens in registers,
@@ -375,9 +375,9 @@ def launch(kernel, segments, residual, x, weight, *others):
         )
 
 
-# torch.compile cannot look into a Triton kernel. It takes a custom operator as it is, and asks the
-# operator's "fake" version for the shapes, strides and dtypes of what comes out. `mutates_args`
-# says into which arguments an operator writes: none.
+# torch.compile does not look into a custom operator. It asks the operator's "fake" version for the
+# shapes, strides and dtypes of what comes out. `mutates_args` says into which arguments an operator
+# writes: none.
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
@@ -442,7 +442,7 @@ def first_launch_works(device):
     try:
         forward_op(one, one[0], True)
     except Exception as error:
-        print(f"kernels.py: PyTorch's form runs, as Triton fails: {error!r}", file=sys.stderr)
+        print(f"causal_conv: PyTorch's form runs, as Triton fails: {error!r}", file=sys.stderr)
         return False
     return True
 

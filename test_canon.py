@@ -285,7 +285,7 @@ def test_where_triton_fails_one_line_says_so(capsys):
     broken = patch.object(kernels, "forward_op", side_effect=RuntimeError("no C compiler"))
     with broken:
         assert not kernels.first_launch_works.__wrapped__(DEVICE)  # past the cache
-    assert re.fullmatch("kernels.py: .*no C compiler.*\n", capsys.readouterr().err)
+    assert re.fullmatch("causal_conv: .*no C compiler.*\n", capsys.readouterr().err)
 
 
 def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
