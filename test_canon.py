@@ -2504,13 +2504,20 @@ def test_benchmark_saves_its_rows(name, tmp_path):
 
 
 def test_the_layer_in_readme():
-    """It is that of examples/llama.py, word for word."""
+    """It is that of examples/llama.py, word for word. examples/README.md adds a method, `step`."""
     text = (HERE / "README.md").read_text()
     (layer,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert layer.split("import torch\n")[1] in (HERE / "examples/llama.py").read_text()
+    text = (HERE / "examples/README.md").read_text()
+    (step,) = re.findall(r"^    def step.*?\n\n", text, re.MULTILINE | re.DOTALL)
     names = {}
-    exec(layer, names)
+    exec(layer + step, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
+    tail, outputs = torch.zeros(2, 3, 6), []
+    for piece in x.split((1, 5, 3), dim=1):
+        y, tail = canon.step(piece, tail)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, dim=1), canon(x))
     assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
     assert_close(canon(x), kernels.causal_conv(x, canon.weight))
     assert canon(x.bfloat16()).dtype == torch.bfloat16
