@@ -310,6 +310,13 @@ CLAIMS = [
                  "brevo1": "27.5% to 58.8%", "brevo2": "81.4% to 87.8%",
                  "mano": "41.6% to 83.0%", "capo": "10-15%", "lano": "79.1% to 86.7%"}),
 
+    Claim("R2", "Four times the steps do not make up for Canon", "longer", "main",
+          [(above, "RoPE + Canon", "RoPE, four times the steps")],
+          tasks=("depo1", "brevo1", "lano"), blind=("depo1", "lano")),
+    Claim("R2", "In four times the steps Canon helps, too", "longer", "main",
+          [(above, "RoPE + Canon, four times the steps", "RoPE, four times the steps")],
+          tasks=("brevo1", "lano"), blind=("lano",)),
+
     # R3: positions
     Claim("R3", "NoPE learns next to nothing, and more with Canon", "nope", "main",
           [(at_chance, "NoPE"), (above, "NoPE + Canon", "NoPE")],

@@ -18,8 +18,6 @@ from matplotlib.figure import Figure
 
 import plot
 
-TWICE = "TWICE"  # in a model's flags, behind --steps: twice as many as the others train
-
 HOPS = {"k=1": "1 hop", "k=2": "2 hops", "k=3": "3 hops", "k=4": "4 hops", "k=8": "8 hops"}
 HOPS_AND_DEPTH = HOPS | {"hops mastered": "hops mastered"}
 
@@ -29,7 +27,7 @@ class Comparison:
     """Every model is trained on every task."""
 
     tasks: tuple
-    models: dict  # {name: train.py's flags}, in the order of drawing
+    models: dict  # {name: train.py's flags}, in the order of drawing; --steps 2x: twice the usual
     title: str  # what the runs in results/ show at nano
     scores: dict  # {score: its heading in the figure}
     figure: Callable = plot.bars  # (groups, title, headings); groups: {name: its runs}
@@ -135,7 +133,7 @@ COMPARISONS = {
             "one layer + Canon": "--canon abcd",
             "two layers": "--n-layer 2",
             "128 dims": "--d-model 128",
-            "one layer, twice the steps": f"--steps {TWICE}",
+            "one layer, twice the steps": "--steps 2x",
         },
         title="One layer of 16 dims copies whole lists with Canon, and none without",
         figure=plot.curves,
@@ -160,11 +158,11 @@ COMPARISONS = {
         at_nano=FIRST_RECIPE,
         models={
             **PAIRS,
-            "RoPE, twice the steps": f"--steps {TWICE}",
-            "NoPE, twice the steps": f"--pos nope --steps {TWICE}",
+            "RoPE, twice the steps": "--steps 2x",
+            "NoPE, twice the steps": "--pos nope --steps 2x",
             "RoPE, K=2": "--K 2",
             "RoPE + Canon, K=2": "--K 2 --canon abcd",
-            "RoPE, K=2, twice the steps": f"--K 2 --steps {TWICE}",
+            "RoPE, K=2, twice the steps": "--K 2 --steps 2x",
             "NoPE, K=2": "--K 2 --pos nope",
             "RoPE, K=1": "--K 1",
             "NoPE, K=1": "--K 1 --pos nope",
@@ -257,12 +255,27 @@ COMPARISONS = {
         },
         names=IN_PLAIN_WORDS,
     ),
+    "longer": Comparison(  # some 5 minutes a run, and 20 in four times the steps
+        tasks=("depo1", "brevo1", "lano"),
+        models={
+            "RoPE": "",
+            "RoPE + Canon": "--canon abcd",
+            "RoPE, four times the steps": "--steps 4x",
+            "RoPE + Canon, four times the steps": "--steps 4x --canon abcd",
+        },
+        title="Canon, and four times the steps without it",
+        scores={
+            "depo1: answers": "Depo1: answers",
+            "brevo1: all": "Brevo1: answers",
+            "lano: sentences": "Lano: sentences",
+        },
+    ),
     "text": Comparison(  # 14 minutes a run
         tasks=("text",),
         models={
             **PAIRS,
             "RoPE, one more layer": "--n-layer 5",
-            "RoPE, twice the steps": f"--steps {TWICE}",
+            "RoPE, twice the steps": "--steps 2x",
             **{name: LINEAR[name] for name in LINEAR if not name.endswith("+ ACD")},
         },
         title="On Python source code, Canon helps more than training twice as long",

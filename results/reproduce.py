@@ -38,7 +38,7 @@ import plot
 import train
 from canon_gpt import Refused
 from claims import CLAIMS, LESS_IS_BETTER, MAIN_SCORES, NOT_RUN, RESULTS, SEEDS
-from comparisons import COMPARISONS, TWICE
+from comparisons import COMPARISONS
 from sample import parser_of
 
 # ---- 1. The runs that a comparison wants -----------------------------------
@@ -49,9 +49,10 @@ def arguments_for(comparison, task, model, preset, flags):
     arguments = ["--task", task, "--preset", preset]
     arguments += comparison.own_flags(task, preset).split() + flags
     own = comparison.models[model].split()
-    if TWICE in own:
+    if "--steps" in own:
+        factor = own.index("--steps") + 1
         usual, _, _ = train.settings_of(arguments)
-        own[own.index(TWICE)] = str(2 * usual.steps)
+        own[factor] = str(int(own[factor].removesuffix("x")) * usual.steps)
     return arguments + own
 
 
