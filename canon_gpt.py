@@ -859,7 +859,8 @@ def decay_until_end(g):
 
     Row s is g_{s+1} + .. + g_C.
     """
-    later = F.pad(g[..., 1:, :], (0, 0, 0, 1))  # moved up a row, zeros below: row s is g_{s+1}
+    last = torch.zeros_like(g[..., :1, :])
+    later = torch.cat([g[..., 1:, :], last], dim=-2)  # moved up a row: row s is g_{s+1}
     return later.flip(-2).cumsum(-2).flip(-2)  # cumsum runs from the start: flip, sum, flip back
 
 
@@ -947,9 +948,9 @@ def read_from_state(q, fade_in, S):
 def into_chunks(x, N, C):
     """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. These
     leave the state as it is: nothing is written, and a log decay of 0 fades nothing."""
-    missing = N * C - x.shape[1]
-    x = F.pad(at_least_float32(x), (0, 0, 0, 0, 0, missing))  # F.pad begins at the last dim
-    x = x.unflatten(1, (N, C))  # (B, N, C, H, X)
+    B, T, H, X = x.shape
+    padding = x.new_zeros(B, N * C - T, H, X)
+    x = torch.cat([at_least_float32(x), padding], dim=1).unflatten(1, (N, C))  # (B, N, C, H, X)
     return x.transpose(0, 1).transpose(2, 3)
 
 

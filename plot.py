@@ -254,8 +254,8 @@ def markdown(rows):
 # pale without Canon. Lines are dashed for attention without positions. `title` says what was found.
 
 GREY, ORANGE = "#808080", "#e8590c"
-MIXER_COLOURS = {"mamba2": "C0", "gla": "C2", "gdn": "C4"}
-OTHER_COLOUR = "C5"  # hybrids, and mixers of your own
+MIXER_COLOURS = {"mamba2": "tab:blue", "gla": "tab:green", "gdn": "tab:purple"}
+OTHER_COLOUR = "tab:brown"  # hybrids, and mixers of your own
 MARKERS = ["", "o", "s", "^", "D", "v"]  # models that share colour and dashes differ in these
 WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Brevo
 
