@@ -363,12 +363,14 @@ def draw_curves(axis, groups, score):
 
 
 def median_curve(runs, score):
-    """{step: median over the runs}, at the steps at which every run was scored."""
+    """{step: median over the runs that have the score}, at the steps at which all these have it."""
+    curves = [values_by_step(run, score) for run in runs]
+    curves = [curve for curve in curves if curve]
     values = {}  # of all runs, by step
-    for run in runs:
-        for step, value in values_by_step(run, score).items():
+    for curve in curves:
+        for step, value in curve.items():
             values.setdefault(step, []).append(value)
-    complete = [step for step in values if len(values[step]) == len(runs)]
+    complete = [step for step in values if len(values[step]) == len(curves)]
     return {step: statistics.median(values[step]) for step in complete}
 
 

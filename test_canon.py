@@ -2278,12 +2278,15 @@ TWO_GROUPS = {
 
 
 def test_curves_are_runs_and_their_median():
-    """The median goes as far as all seeds have come."""
+    """The median goes as far as all seeds have come. Runs without the score do not count."""
     (axis,) = plot.curves(TWO_GROUPS).axes
     drawn = [list(line.get_ydata()) for line in axis.lines]
     without, median = [[0.2, 0.4, 0.5], [0.4, 0.8], [0.9, 0.9]], [0.4, 0.8]
     chance = [0.25, 0.25]
     assert drawn == [*without, median, [0.9, 0.95], [0.9, 0.95], chance]
+    of_other_task = {"evals": [{"step": 1, "eval": {"tokens": 0.1}}]}
+    curve = plot.median_curve([*TWO_GROUPS["without"], of_other_task], "k=1")
+    assert list(curve.values()) == median
 
 
 def test_bars_are_medians_and_dots_are_runs():

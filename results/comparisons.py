@@ -264,6 +264,7 @@ COMPARISONS = {
             "RoPE + Canon, four times the steps": "--steps 4x --canon abcd",
         },
         title="Canon, and four times the steps without it",
+        figure=plot.curves,
         scores={
             "depo1: answers": "Depo1: answers",
             "brevo1: all": "Brevo1: answers",
