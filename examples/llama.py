@@ -22,7 +22,7 @@ class Canon(torch.nn.Module):
         shifted = x
         for w in self.weight:
             y = y + w * shifted
-            shifted = torch.nn.functional.pad(shifted, (0, 0, 1, 0))[:, :-1]
+            shifted = torch.nn.functional.pad(shifted, (0, 0, 1, 0))[:, :-1]  # one token later
         return y.to(x.dtype)  # under autocast x may be bfloat16, and the weights float32
 
 
