@@ -366,7 +366,7 @@ def median_curve(runs, score):
     """{step: median over the runs that have the score}, at the steps at which all these have it."""
     curves = [values_by_step(run, score) for run in runs]
     curves = [curve for curve in curves if curve]
-    values = {}  # of all runs, by step
+    values = {}  # of all curves, by step
     for curve in curves:
         for step, value in curve.items():
             values.setdefault(step, []).append(value)

@@ -49,10 +49,10 @@ def arguments_for(comparison, task, model, preset, flags):
     arguments = ["--task", task, "--preset", preset]
     arguments += comparison.own_flags(task, preset).split() + flags
     own = comparison.models[model].split()
-    if "--steps" in own:
-        factor = own.index("--steps") + 1
-        usual, _, _ = train.settings_of(arguments)
-        own[factor] = str(int(own[factor].removesuffix("x")) * usual.steps)
+    for place, word in enumerate(own):
+        if word.endswith("x"):  # as in --steps 2x
+            usual, _, _ = train.settings_of(arguments)
+            own[place] = str(int(word.removesuffix("x")) * usual.steps)
     return arguments + own
 
 
