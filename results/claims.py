@@ -317,10 +317,6 @@ CLAIMS = [
           HOPS,
           [(times, "RoPE + Canon", "RoPE, four times the steps", 2)],
           tasks=("depo1",), paper="2-4 times"),
-    Claim("R2", "Asked for up to three hops, RoPE + Canon masters twice as many as RoPE in twice "
-          "its steps", "ratio", HOPS,
-          [(times, "RoPE + Canon, twice the steps", "RoPE, four times the steps", 2)],
-          blind=DEPO, paper="2-4 times"),
     Claim("R2", "In four times the steps Canon helps, too", "longer", "main",
           [(above, "RoPE + Canon, four times the steps", "RoPE, four times the steps")],
           tasks=("brevo1", "lano"), blind=("lano",)),

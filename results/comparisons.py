@@ -271,17 +271,6 @@ COMPARISONS = {
             "lano: sentences": "Lano: sentences",
         },
     ),
-    "ratio": Comparison(  # 15 minutes a run with Canon, 30 without
-        tasks=("depo1",),
-        at_nano="--K 3",
-        models={
-            "RoPE, four times the steps": "--steps 4x",
-            "RoPE + Canon, twice the steps": "--steps 2x --canon abcd",
-        },
-        title="Asked for up to three hops, with Canon and without in twice its steps",
-        figure=plot.curves,
-        scores=HOPS,
-    ),
     "text": Comparison(  # 14 minutes a run
         tasks=("text",),
         models={
