@@ -61,11 +61,7 @@ def read_runs(paths):
                 found += read_folder(path)
             elif path.suffix == ".json" or not path.exists():
                 found += json.loads(path.read_text())["runs"]
-    runs = []
-    for run in found:
-        if run["evals"] and run not in runs:  # it may be there twice: in its folder, and packed
-            runs.append(run)
-    return runs
+    return [run for run in found if run["evals"]]
 
 
 def read_folder(folder):
@@ -74,15 +70,13 @@ def read_folder(folder):
     if not config.exists() or not log.exists():
         return []
     run = json.loads(config.read_text())
-    run["seconds"] = None
-    scores_by_step = {}  # the final line repeats the last scores
+    run |= {"evals": [], "seconds": None}
     whole_lines = log.read_text().split("\n")[:-1]  # the last line may still be growing
     for line in map(json.loads, whole_lines):
-        if "eval" in line:
-            scores_by_step[line["step"]] = line["eval"]
-        if "final" in line:
+        if "final" in line:  # it repeats the last scores
             run["seconds"] = line["seconds"]
-    run["evals"] = [{"step": step, "eval": eval} for step, eval in scores_by_step.items()]
+        elif "eval" in line:
+            run["evals"].append({"step": line["step"], "eval": line["eval"]})
     return [run]
 
 
@@ -230,11 +224,10 @@ def last_scores(runs, score):
 def table(groups, scores=None):
     """Every seed's last scores, as Markdown."""
     scores = scores or score_names(groups)
-    rows = [["model", "runs", *scores]]
+    rows = [["model", "seeds", *scores]]
     for name, runs in groups.items():
         seeds = sorted({run["seed"] for run in runs})  # once, if there are runs of several tasks
-        word = "seed" if len(seeds) == 1 else "seeds"
-        row = [name, f"{word} {', '.join(map(str, seeds))}"]
+        row = [name, ", ".join(map(str, seeds))]
         for score in scores:
             unit = unit_of(groups, score)
             row.append(", ".join(score_text(value, unit) for value in last_scores(runs, score)))
@@ -257,7 +250,6 @@ GREY, ORANGE = "#808080", "#e8590c"
 MIXER_COLOURS = {"mamba2": "tab:blue", "gla": "tab:green", "gdn": "tab:purple"}
 OTHER_COLOUR = "tab:brown"  # hybrids, and mixers of your own
 MARKERS = ["", "o", "s", "^", "D", "v"]  # models that share colour and dashes differ in these
-WORDS = {"k": "hops", "l": "operations", "depth": "levels"}  # in Depo, Mano, Brevo
 
 matplotlib.rc("font", size=11)
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
@@ -267,7 +259,7 @@ matplotlib.rc("axes.spines", top=False, right=False)
 def curves(groups, title="", headings=None):
     """Scores against training steps, a panel per score: each run thin, their median thick.
 
-    headings  {score: what stands above its panel}, of the scores to draw; None for all of them
+    headings  {score: what stands above its panel}, of the scores to draw; None for all, by name
     """
     return draw_panels(draw_curves, groups, title, headings, per_row=3, height=2.9)
 
@@ -280,7 +272,7 @@ def bars(groups, title="", headings=None):
 
 def draw_panels(draw, groups, title, headings, per_row, height):
     """A figure. `draw` draws a panel, and returns what goes into the legend."""
-    headings = headings or all_headings(groups)
+    headings = headings or {score: score for score in score_names(groups)}
     figure, axes = make_grid(len(headings), title, per_row, height)
     legend = {}  # {text: the line or bar that it is about}
     for axis, (score, heading) in zip(axes, headings.items()):
@@ -288,15 +280,6 @@ def draw_panels(draw, groups, title, headings, per_row, height):
         axis.set_title(heading)
     figure.legend(legend.values(), legend.keys(), loc="outside lower left", ncols=3, frameon=False)
     return figure
-
-
-def all_headings(groups):
-    """{score: what stands above its panel}, such as "hops: 4" for "k=4"."""
-    headings = {}
-    for score in score_names(groups):
-        kind, _, number = score.partition("=")
-        headings[score] = f"{WORDS[kind]}: {number}" if kind in WORDS else score
-    return headings
 
 
 def make_grid(count, title, per_row, height):
@@ -329,7 +312,7 @@ def looks(groups):
 
 def draw_curves(axis, groups, score):
     unit, look_of = unit_of(groups, score), looks(groups)
-    legend, last_values = {}, []
+    legend = {}
     for name, runs in groups.items():
         for run in runs:
             curve = values_by_step(run, score)
@@ -338,10 +321,7 @@ def draw_curves(axis, groups, score):
         curve = median_curve(runs, score)
         above = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
         thick = {**look_of[name], "lw": 2.6, "markevery": 0.12, "zorder": above}
-        if len(curve) == 1:
-            thick["marker"] = "o"  # a line of one point would not be seen
         (legend[name],) = axis.plot(list(curve), list(curve.values()), **thick)
-        last_values += list(curve.values())[-1:]
     if len(all_runs(groups)) > len(groups):
         legend["single seed"] = single
     chance = chance_of(groups, score)
@@ -354,9 +334,6 @@ def draw_curves(axis, groups, score):
     if unit == "share":
         axis.set_ylim(-0.02, 1.02)  # a thick line at 0 or 100% is seen whole
         axis.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    elif unit == "bits per byte" and last_values:  # from 8 on: show only where they end
-        axis.set_ylim(0.9 * min(last_values), 1.2 * max(last_values))
-        axis.set_ylabel("fewer are better")
     else:
         axis.set_ylabel(unit)
     return legend

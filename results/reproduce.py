@@ -11,7 +11,7 @@ seed. After Ctrl-C, run the same command again.
     python results/reproduce.py nope --draw             trains nothing
     python results/reproduce.py claims                  judges all claims, writes claims.md
 
-Four runs side by side, here on a GPU; then their figure, their verdicts and how long they took:
+Four runs side by side, here on a GPU; then their figure and their verdicts:
 
     python results/reproduce.py hops --preset small --dry-run |
         OMP_NUM_THREADS=1 xargs -P 4 -I{} sh -c '{}'
@@ -163,7 +163,7 @@ def train_all(missing):
 
 
 def show(name, preset, flags, runs, path):
-    """Draw a comparison's figure, and print its scores, its verdicts and how long it took."""
+    """Draw a comparison's figure, and print its scores and its verdicts."""
     comparison = COMPARISONS[name]
     groups = {}  # {model: its runs at its best rate, on all tasks}
     verdicts = []
@@ -185,11 +185,8 @@ def show(name, preset, flags, runs, path):
     shown = {names[model]: groups[model] for model in groups if model in names}
     title = comparison.title if preset == "nano" else f"{name}, {preset}"
     plot.save(comparison.figure(shown, title, headings), path)
-
-    minutes = [run["seconds"] / 60 for run in plot.all_runs(groups)]
     print(f"\n{plot.table(groups, list(headings))}\n")
     print("\n".join(verdicts))
-    print(f"\nEach run took {min(minutes):.1f} to {max(minutes):.1f} minutes.")
 
 
 # ---- 5. All claims ---------------------------------------------------------
@@ -284,10 +281,10 @@ def list_comparisons():
 
 
 def judge_all(out):
-    page = claims_page(finished_runs())
-    print(page)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "claims.md").write_text(page)
+    path = out / "claims.md"
+    path.write_text(claims_page(finished_runs()))
+    print(path)
 
 
 def compare(options, flags):
