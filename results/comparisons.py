@@ -281,7 +281,7 @@ COMPARISONS = {
         },
         title="On Python source code, Canon helps more than training twice as long",
         figure=plot.curves,
-        scores={"bits per byte": "on text it has not seen; fewer bits are better"},
+        scores={"bits per byte": "on held-out blocks; fewer bits are better"},
         names=IN_PLAIN_WORDS | {"RoPE, twice the steps": "rotary, twice the steps"},
     ),
 }
