@@ -9,7 +9,6 @@ here from the definitions; properties are tried on random shapes.
 import contextlib
 import copy
 import dataclasses
-import io
 import json
 import math
 import os
@@ -60,7 +59,7 @@ import sample
 import tasks
 import train
 from canon_gpt import Attention, Block, Canon, CanonGPT, Config, heads, linear_recurrence
-from claims import Claim, Seeds, above, at_chance, errs, half_way, reaches
+from claims import Claim, Seeds, above, at_chance, errs, half_way
 from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 from tasks import Document, make_task
@@ -93,18 +92,12 @@ def drawn_as(outcomes, chances):
 
 
 def assert_same(what, got, want, **tolerances):
-    """assert_close, with a line that names what was compared and the place that is most wrong."""
-    assert type(got) is torch.Tensor, f"{what}: got a {type(got).__name__}, expected a tensor"
-    for field in ("shape", "dtype"):
-        mine, right = getattr(got, field), getattr(want, field)
-        assert mine == right, f"{what}: {field} {mine}, expected {right}"
-    try:
-        assert_close(got, want, **tolerances)
-    except AssertionError:
-        error = (got.detach().double() - want.double()).abs().nan_to_num(nan=math.inf)
-        place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-        numbers = f"got {got[place]:.12g}, expected {want[place]:.12g}"
-        raise AssertionError(f"{what}: at {place} {numbers}") from None
+    """assert_close, with a message of one line that names what was compared."""
+
+    def message(reason):
+        return f"{what}: {' '.join(reason.split())}"
+
+    assert_close(got, want, msg=message, **tolerances)
 
 
 # ---- 1. kernels.py ---------------------------------------------------------
@@ -190,7 +183,7 @@ def test_gradients_equal_those_of_the_definition_in_float64(name, dtype):
 
 
 @parametrize("name", FORMS)
-def test_convolution_takes_any_strides_and_keeps_the_dtype(name):
+def test_convolution_takes_any_strides_and_keeps_float32_under_autocast(name):
     conv = getattr(kernels, name)
     x, weight, dy = conv_inputs(2, 6, 16)
     want = value_and_gradients(conv, x, weight, dy)
@@ -198,10 +191,6 @@ def test_convolution_takes_any_strides_and_keeps_the_dtype(name):
     with torch.autocast(DEVICE, torch.bfloat16):
         assert_close(value_and_gradients(conv, *other_way), want, atol=1e-5, rtol=1e-5)
         assert conv(x, weight).dtype == torch.float32
-    assert conv(x.bfloat16(), weight).dtype == torch.bfloat16
-    same = dy[:1, :1, :1].expand(dy.shape)  # all strides are 0, as in the gradient of a sum
-    want = value_and_gradients(conv, x, weight, same.contiguous())
-    assert_close(value_and_gradients(conv, x, weight, same), want, atol=1e-5, rtol=1e-5)
 
 
 @parametrize("name", [
@@ -248,9 +237,6 @@ def test_convolution_compiles_in_one_graph(name, shape, residual):
     x, weight, dy = conv_inputs(*shape)
     want = conv_exact(x, weight, dy, residual)
     assert_close(value_and_gradients(compiled, x, weight, dy, residual), want, atol=1e-5, rtol=1e-5)
-    x.requires_grad_()  # and not the weight: it may be frozen
-    (dx,) = torch.autograd.grad(compiled(x, weight, residual), x, dy)
-    assert_close(dx.double(), want[1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not CUDA, reason="no GPU")
@@ -266,13 +252,6 @@ def test_convolution_beyond_2_to_the_31():
     assert_close(dx[0, -4:], expected.bfloat16())
 
 
-@pytest.mark.skipif(not CUDA, reason="no GPU")
-def test_gradients_have_the_same_bits_in_each_run():
-    inputs = conv_inputs(16, 999, 768)
-    first, second = (value_and_gradients(causal_conv, *inputs) for _ in range(2))
-    assert_close(first, second, atol=0, rtol=0)
-
-
 def test_convolution_refuses_shapes_that_do_not_fit():
     """A Triton kernel would read other memory than its arguments'."""
     x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
@@ -281,28 +260,22 @@ def test_convolution_refuses_shapes_that_do_not_fit():
             causal_conv(x, **bad)
 
 
-def test_where_triton_fails_one_line_says_so(capsys):
-    broken = patch.object(kernels, "forward_op", side_effect=RuntimeError("no C compiler"))
-    with broken:
+def test_where_triton_fails_it_is_not_used():
+    with patch.object(kernels, "forward_op", side_effect=RuntimeError("no C compiler")):
         assert not kernels.first_launch_works.__wrapped__(DEVICE)  # past the cache
-    assert re.fullmatch("causal_conv: .*no C compiler.*\n", capsys.readouterr().err)
 
 
-def test_kernels_py_finds_a_wrong_form(monkeypatch, capsys):
-    def wrong(x, weight, residual):
-        """In dx only, between y and dw, which are right."""
-        x.register_hook(lambda dx: 1.001 * dx)
+@parametrize("factor, status", ((1, 0), (1.001, 1), (math.nan, 1)))
+def test_kernels_py_finds_a_wrong_form(factor, status, monkeypatch):
+    def form(x, weight, residual):
+        """Wrong in dx only, between y and dw, which are right."""
+        x.register_hook(lambda dx: factor * dx)
         return causal_conv_reference(x, weight, residual)
 
-    def not_a_number(x, weight, residual):
-        x.register_hook(lambda dx: math.nan * dx)
-        return causal_conv_reference(x, weight, residual)
-
-    for form, status in ((kernels.causal_conv_pytorch, 0), (wrong, 1), (not_a_number, 1)):
-        monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
-        assert kernels.main() == status
-        assert ("WRONG" in capsys.readouterr().out) == bool(status)
+    monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
+    if status != 0:
         monkeypatch.setattr(kernels, "triton", None)  # once is enough
+    assert kernels.main() == status
 
 
 # ---- 2. canon_gpt.py: Part I -----------------------------------------------
@@ -478,16 +451,14 @@ def test_canon_points_are_where_the_paper_puts_them(points, mlp):
 def test_loss_counts_the_targets_in_nats():
     """Those in the mask that are not negative."""
     model, tokens = small_model(), some_tokens()
-    targets, mask = some_tokens(), torch.rand(2, 24) < 0.5
-    logits, loss = model(tokens, targets, mask)
+    targets = some_tokens()
+    logits, loss = model(tokens, targets)
     nats = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    assert_close(loss, nats[mask].mean())
-    assert_close(model(tokens, targets)[1], nats.mean())
-    assert model(tokens, targets, torch.zeros_like(mask))[1] == 0
-    known = torch.rand(2, 24) < 0.5
+    assert_close(loss, nats.mean())
+    known, mask = torch.rand(2, 2, 24) < 0.5
     targets = targets.masked_fill(~known, -100)
-    assert_close(model(tokens, targets)[1], nats[known].mean())
     assert_close(model(tokens, targets, mask)[1], nats[known & mask].mean())
+    assert model(tokens, targets, torch.zeros_like(mask))[1] == 0
 
 
 class ForgetsItsStream(Canon):
@@ -542,9 +513,8 @@ def test_a_stream_may_be_forked_and_belongs_to_one_model():
     model(tokens[:, 9:].flip(0), state=state)
     logits, _ = model(tokens[:, 9:], state=fork)
     assert_same("logits of the fork", logits, model(tokens)[0][:, 9:])
-    for other, kept in ((model, copy.deepcopy(fork)), (small_model(), fork)):
-        with pytest.raises(ValueError, match="another model's"):
-            other(tokens[:, :1], state=kept)
+    with pytest.raises(ValueError, match="another model's"):
+        small_model()(tokens[:, :1], state=fork)
     with pytest.raises(ValueError, match="cannot read a text in pieces"):
         small_model(canon="a", canon_type="own")(tokens, state={})
 
@@ -871,10 +841,6 @@ class Fake(torch.nn.Module):
             setattr(self, name, method)
 
 
-def tiny_model(task, n_layer=1):
-    return CanonGPT(Config(task.vocab_size, task.block_size, n_layer, n_head=2, d_model=16))
-
-
 def instances(task, count=1000):
     """Documents in words, such as "<bos> 2 1 <query> [2 1]"."""
     for document in task.documents(default_rng(0), count):
@@ -903,24 +869,21 @@ def test_a_window_is_documents_in_a_row(name):
     draw = task.documents
 
     def recorded(rng, count):
-        documents = list(draw(rng, count))
-        drawn.extend(documents)
-        return documents
+        for document in draw(rng, count):
+            drawn.append(document)
+            yield document
 
     task.documents = recorded
     tokens, mask = task.batch(3, 5, 8)
     documents = iter(drawn)
     for row, marks in zip(tokens.tolist(), mask.tolist()):
-        expected_row, expected_marks = [], []
-        while len(expected_row) < len(row):
+        expected = []
+        while len(expected) < len(row):
             document = next(documents)
-            marked = np.zeros(len(document.tokens), dtype=bool)
-            for start, end in document.targets:
-                marked[start:end] = True
-            expected_row += document.tokens
-            expected_marks += marked.tolist()
-        assert row == expected_row[: len(row)]
-        assert marks == expected_marks[: len(row)]
+            for place, token in enumerate(document.tokens):
+                is_target = any(start <= place < end for start, end in document.targets)
+                expected.append((token, is_target))
+        assert list(zip(row, marks)) == expected[: len(row)]
 
 
 PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the paper has them
@@ -989,7 +952,6 @@ def test_documents_are_enough_to_be_scored():
     wrong = numbers.count(3)
     scores = {"sequences": 1 - wrong / 60, "tokens": 1 - wrong / sum(n + 1 for n in numbers)}
     assert task.evaluate(Fake(forward=forward), 5, 60) == pytest.approx(scores)
-    assert sample.answered(task, tiny_model(task), seed=0).startswith("<bos> [")
 
 
 BAD_TASKS = (
@@ -1306,12 +1268,9 @@ def test_brevo_accepts_exactly_the_valid_orders(name):
 
 
 def test_brevo_draws_again_what_does_not_fit():
-    lengths = {}
-    for block_size in (81, 107):  # the smallest that is allowed; one that holds everything
-        task = make_task("brevo2", block_size=block_size)
-        documents = task.instances(default_rng(0), [5] * 3000)
-        lengths[block_size] = [len(document.tokens) for document in documents]
-    assert len(lengths[81]) == 3000 and max(lengths[81]) <= 82 < max(lengths[107])
+    task = make_task("brevo2", block_size=81)  # the smallest that is allowed
+    lengths = [len(document.tokens) for document in task.instances(default_rng(0), [5] * 3000)]
+    assert len(lengths) == 3000 and max(lengths) <= 82
 
 
 @parametrize("name", ("brevo1", "brevo2"))
@@ -1461,7 +1420,7 @@ def test_lano_samples_follow_the_grammar():
 
 
 def test_lano_scores():
-    """Of texts that are sentences, or none, or do not end; by half knowledge, half guessing."""
+    """Of texts that are sentences, or none, or do not end."""
     task = make_task("lano", root=10, block_size=20)
     task.block_size = 9  # so sentences of nine tokens have no end
     language = all_yields(task.grammar, 10)
@@ -1474,20 +1433,19 @@ def test_lano_scores():
         assert (tokens.tolist(), max_new_tokens, temperature, stop) == ([[4]] * 80, 9, 1, 4)
         return torch.tensor(texts)
 
-    def forward(tokens):
-        chart = task.grammar.chart(tokens[:, 1:])
-        exact = (chart / chart.sum(-1, keepdim=True)).nan_to_num()
-        logits = torch.full((*tokens.shape, 5), -1e30)
-        logits[..., [4, 1, 2, 3]] = (exact / 2 + 1 / 8).log().float()
-        return logits, None
+    guesses = torch.randn(5, 5).log_softmax(-1)  # this model knows only the token before
 
-    sentences = task.grammar.sample(default_rng([0, tasks.EVAL]), 80)
-    places = np.concatenate([exact_table(language, tuple(text))[:9] for text in sentences])
-    p = places / places.sum(1, keepdims=True)
-    guess = p / 2 + 1 / 8
-    nats = (p * np.log(np.maximum(p, 1e-300) / guess)).sum(1).mean()
+    def forward(tokens):
+        return guesses[tokens], None
+
+    nats = []
+    for text in task.grammar.sample(default_rng([0, tasks.EVAL]), 80):
+        table = torch.from_numpy(exact_table(language, tuple(text)))[:9]
+        exact = table / table.sum(1, keepdim=True)
+        guess = guesses[[4, *text[:8]]][:, [4, 1, 2, 3]]
+        nats += (torch.xlogy(exact, exact) - exact * guess).sum(1).tolist()
     scores = task.evaluate(Fake(generate=generate, forward=forward), 0, 80)
-    assert scores == {"sentences": 0.5, "KL": pytest.approx(nats, rel=1e-5)} and nats > 0.1
+    assert scores == {"sentences": 0.5, "KL": pytest.approx(np.mean(nats), rel=1e-5)}
     right, wrong = texts[0][1:], texts[-1][1:]
     assert task.is_right(None, None, right) and not task.is_right(None, None, wrong)
 
@@ -1539,14 +1497,12 @@ def test_capo_bits(nats):
     """Tokens cost {place: nats}; names and facts count where they come first."""
     task = make_task("capo", N=50)
     rng = default_rng([0, tasks.EVAL])
-    lives = task.biographies(rng, 0, rng.permutation(50)[:20])[:, 1:]
-    lives = {tuple(life[:3]): life for life in lives.tolist()}
+    lives = torch.from_numpy(task.biographies(rng, 0, rng.permutation(50)[:20]))
     prices = [math.expm1(nats.get(place, 1e-9)) for place in range(1, 35)]
     heights = torch.tensor([[math.log((task.vocab_size - 1) / price)] for price in prices])
 
-    def forward(tokens):
-        truth = torch.tensor([lives[tuple(row[1:4])] for row in tokens.tolist()])
-        return F.one_hot(truth, task.vocab_size) * heights, None
+    def forward(tokens):  # of all lives at once
+        return F.one_hot(lives[:, 1:], task.vocab_size) * heights, None
 
     def known(places, possible):
         return max(0, 1 - sum(nats.get(place, 0) for place in places) / math.log(possible))
@@ -1592,15 +1548,14 @@ def test_text_is_trained_on_what_is_not_held_out(text_file):
 
 
 def test_text_scores_all_of_a_held_out_block_behind_64_bytes(text_file):
-    task, scored = make_task("text", text=str(text_file)), []
-    for start in task.held_out_starts():
+    """Each once, without a gap, but for what is left behind the last whole window."""
+    scored, expected = [], []
+    for start in make_task("text", text=str(text_file)).held_out_starts():
         scored += range(start + 64, start + 257)
-    for first in (19 * BLOCK, 39 * BLOCK):
-        inside = [place for place in scored if first <= place < first + BLOCK]
-        assert inside == list(range(first + 64, inside[-1] + 1))  # each once, without a gap
-        assert first + BLOCK - 257 < inside[-1] < first + BLOCK  # no further window would fit
-        scored = [place for place in scored if place not in inside]
-    assert not scored
+    whole = (BLOCK - 64) // 193 * 193  # a window scores 193 bytes
+    for first in (19 * BLOCK + 64, 39 * BLOCK + 64):
+        expected += range(first, first + whole)
+    assert scored == expected
 
 
 def test_bits_per_byte(text_file):
@@ -1725,7 +1680,7 @@ def interruption(step, error=None):
 def test_command_line_end_to_end(here):
     """With so low a rate that the weights stay as they were."""
     words = TINY + "--canon DcbA --steps 50 --eval-every 30 --seed 5 --lr 1e-12".split()
-    python(HERE / "train.py", *words)
+    python(HERE / "train.py", *words, env=os.environ | {"PYTHONIOENCODING": "ascii"})  # has no ✓
     (run,) = Path("out").iterdir()
     config, log = json.loads((run / "config.json").read_text()), logged(run)
     about = "run preset date device processes compiled python torch numpy chance units parameters"
@@ -1984,15 +1939,14 @@ class NormalizesOverTime(Canon):
         return self.norm(x.mT).mT
 
 
-@parametrize("point", "abcd")
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
     (NormalizesOverTime, "looks ahead"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip
-def test_a_layer_with_a_fault_is_refused(layer, words, point, refused):
+def test_a_layer_with_a_fault_is_refused(layer, words, refused):
     with patch.dict(canon_gpt.CANONS, own=layer):
-        refused(tiny(f"--steps 2 --canon {point} --canon-type own"), "canon_type own", words)
+        refused(tiny("--steps 2 --canon b --canon-type own"), "canon_type own", words)
 
 
 @patch.dict(canon_gpt.CANONS, own=DoesNotStream)
@@ -2172,28 +2126,18 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     shown = capsys.readouterr().out.strip().split("\n\n")
     assert len(shown) == 4
     for text in shown:
-        given, _, answer = text.partition("<query> [")
-        words = given.split()[1:]
-        said, mark, expected = re.split("([✓✗])", answer.rstrip("]"))
-        prompt = task.encode(f"{given} <query>")
+        given, _, _ = text.partition("[")
+        prompt = task.encode(given)
         greedy = model.generate(torch.tensor([prompt]), 8, temperature=0)[0, 10:]
-        assert task.encode(said) == greedy.tolist()
-        assert (mark == "✓") == (said.split() == words)
-        assert expected.split() == ([] if mark == "✓" else words)
+        said, right = task.decode(greedy), task.decode(prompt[1:9])
+        verdict = "✓" if said == right else f"✗ {right}"
+        assert text == f"{given}[{said} {verdict}]"
 
     sample.main(["run", "--prompt", "<bos> 3 1 2"])
     text = capsys.readouterr().out
     assert text.startswith("<bos> 3 1 2 [") and len(text.split()) == 21
     refused(["run", "--prompt", "1 " * 21], "1 to 20", main=sample.main)
     refused(["nowhere"], "nowhere", main=sample.main)
-
-
-def test_a_terminal_without_check_marks_shows_the_rest(monkeypatch):
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", terminal)
-    sample.show("[3 1 2 ✓]")
-    terminal.seek(0)
-    assert terminal.read() == "[3 1 2 ?]\n"
 
 
 # ---- 5. plot.py ------------------------------------------------------------
@@ -2333,8 +2277,9 @@ def test_plot_draws_each_size_in_a_figure_of_its_own(here, capsys):
 # Relations and verdicts
 
 
-def test_claims_md_is_of_the_shipped_runs(here):
+def test_claims_md_is_of_the_shipped_runs(here, monkeypatch):
     """They show nearly all relations and verdicts. The tests below try those that they do not."""
+    monkeypatch.setattr(tasks.Text, "data", b"another Python's library")  # it counts by its name
     reproduce.main(["claims"])
     assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()
 
@@ -2351,23 +2296,11 @@ def test_relations_that_no_shipped_run_shows():
     assert errs(seeds(1, 3, 4), 5) is None  # one seed is at chance
 
 
-def made_up(unit, values):
-    """Runs of one model, a seed each, whose main score ends with these values."""
-    run = {"task": {"K": 4}, "units": {"main": unit}, "chance": 0.1}
-    return [{**run, "evals": [{"step": 10, "eval": {"main": value}}]} for value in values]
-
-
-@parametrize("hops, verdict", ((0, "undecided: at chance"), (4, "undecided: at the ceiling")))
-def test_hops_have_a_chance_and_a_ceiling(hops, verdict):
+def test_hops_have_a_ceiling():
+    run = {"task": {"K": 4}, "units": {"main": "hops"}, "evals": [{"eval": {"main": 4}}]}
+    groups = {"A": [run, run, run], "B": [run, run, run]}
     claim = Claim("R1", "title", "copy", "main", [(above, "A", "B")])
-    groups = {name: made_up("hops", (hops, hops, hops)) for name in "AB"}
-    assert claims.judge(claim, groups) == verdict
-
-
-def test_a_part_that_has_not_run_decides_over_one_that_holds():
-    parts = [(reaches, "A", 0.5), (reaches, "B", 0.5)]
-    groups = {"A": made_up("share", (0.9, 0.9, 0.9))}
-    assert claims.judge(Claim("R1", "title", "copy", "main", parts), groups) == "not run"
+    assert claims.judge(claim, groups) == claims.AT_CEILING
 
 
 def test_hops_are_mastered_without_a_gap():
@@ -2375,13 +2308,6 @@ def test_hops_are_mastered_without_a_gap():
 
 
 # The runs that are here
-
-
-def test_a_text_counts_by_its_name():
-    recipe = reproduce.recipe_of(["--task", "text", "--preset", "nano"])
-    key = reproduce.model_key(recipe)
-    recipe["task"] |= {"sha256": "of another day", "size": 5}
-    assert reproduce.model_key(recipe) == key
 
 
 def dry_run(capsys, *flags):
@@ -2485,17 +2411,14 @@ def test_a_submission_is_graded(solution, points, words, here, capsys):
 
 # ---- 8. benchmarks/ --------------------------------------------------------
 
-BENCHMARKS = {"generators": 10, "step": 6, "mixers": 7, "gpu": 25}  # rows, at least
 
-
-@parametrize("name", BENCHMARKS)
+@parametrize("name", ("generators", "step", "mixers", "gpu"))
 def test_benchmark_saves_its_rows(name, tmp_path):
     """In another process, as benchmarks set global options."""
     out = tmp_path / "rows.jsonl"
     printed = python(f"benchmarks/{name}.py", "--toy", "--out", out, cwd=HERE)
     about, *rows = map(json.loads, out.read_text().splitlines())
-    assert about["toy"]
-    assert len(rows) >= BENCHMARKS[name]
+    assert about["toy"] and rows
     for row in rows:
         assert row["what"] in printed
         assert row.get("failed", "needs CUDA") == "needs CUDA"
@@ -2561,34 +2484,26 @@ def test_the_commands_shown_are_allowed():
     assert shown > 10
 
 
-class FakeLlama(torch.nn.Module):
+def fake_llama(width):
     """The parts of Hugging Face's Llama that examples/llama.py changes, with its names."""
-
-    def __init__(self, layers, width):
-        super().__init__()
-        self.config = SimpleNamespace(hidden_size=width, use_cache=True)
-        self.generation_config = SimpleNamespace(use_cache=True)
-        self.model = torch.nn.Module()
-        self.model.layers = torch.nn.ModuleList()
-        for _ in range(layers):
-            layer = torch.nn.Module()
-            layer.input_layernorm = torch.nn.RMSNorm(width)
-            layer.post_attention_layernorm = torch.nn.RMSNorm(width)
-            layer.self_attn, layer.mlp = torch.nn.Module(), torch.nn.Module()
-            layer.self_attn.q_proj = torch.nn.Linear(width, width)
-            layer.self_attn.k_proj = torch.nn.Linear(width, width // 2)
-            layer.self_attn.v_proj = torch.nn.Linear(width, width // 2)
-            layer.mlp.gate_proj = torch.nn.Linear(width, 2 * width)
-            layer.mlp.up_proj = torch.nn.Linear(width, 2 * width)
-            self.model.layers.append(layer)
-
-
-@pytest.fixture
-def llama(monkeypatch):
-    """What examples/llama.py defines."""
-    package = SimpleNamespace(LlamaConfig=None, LlamaForCausalLM=FakeLlama)
-    monkeypatch.setitem(sys.modules, "transformers", package)
-    return SimpleNamespace(**runpy.run_path(str(HERE / "examples/llama.py")))
+    linear, modules = torch.nn.Linear, torch.nn.ModuleDict
+    layer = modules({
+        "input_layernorm": torch.nn.RMSNorm(width),
+        "self_attn": modules({
+            "q_proj": linear(width, width),
+            "k_proj": linear(width, width // 2),
+            "v_proj": linear(width, width // 2),
+        }),
+        "post_attention_layernorm": torch.nn.RMSNorm(width),
+        "mlp": modules({
+            "gate_proj": linear(width, 2 * width),
+            "up_proj": linear(width, 2 * width),
+        }),
+    })  # fmt: skip
+    model = modules({"model": modules({"layers": torch.nn.ModuleList([layer])})})
+    model.config = SimpleNamespace(hidden_size=width, use_cache=True)
+    model.generation_config = SimpleNamespace(use_cache=True)
+    return model
 
 
 WRAPPED = [
@@ -2596,14 +2511,15 @@ WRAPPED = [
     ("b", {"q_proj", "k_proj", "v_proj"}),
     ("c", {"post_attention_layernorm"}),
     ("d", {"gate_proj", "up_proj"}),
-    ("ac", {"input_layernorm", "post_attention_layernorm"}),
 ]
 
 
 @parametrize("points, modules", WRAPPED)
-def test_canon_in_a_llama(points, modules, llama):
-    model = FakeLlama(layers=2, width=6)
-    without = {id(parameter) for parameter in model.parameters()}
+def test_canon_in_a_llama(points, modules, monkeypatch):
+    package = SimpleNamespace(LlamaConfig=None, LlamaForCausalLM=None)
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    llama = SimpleNamespace(**runpy.run_path(str(HERE / "examples/llama.py")))
+    model = fake_llama(width=6)
     llama.add_canon(model, points)
     assert not model.config.use_cache and not model.generation_config.use_cache
     wrapped = set()
@@ -2616,11 +2532,9 @@ def test_canon_in_a_llama(points, modules, llama):
 
     undecayed, decayed = llama.weight_groups(model, weight_decay=0.1)
     assert undecayed["weight_decay"] == 0 and decayed["weight_decay"] == 0.1
-    canon = {id(m.weight) for m in model.modules() if isinstance(m, llama.Canon)}
-    assert len(canon) == 2 * len(wrapped)
-    vectors = {id(parameter) for parameter in model.parameters() if parameter.dim() == 1}
-    assert {id(parameter) for parameter in undecayed["params"]} == canon | vectors
-    assert {id(parameter) for parameter in decayed["params"]} == without - vectors
+    matrices = {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    assert {*decayed["params"]} == matrices
+    assert {*undecayed["params"]} == {*model.parameters()} - matrices
 
 
 COPY_8 = "--task copy --N 8 --block-size 17"
