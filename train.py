@@ -924,7 +924,7 @@ def main(argv=None, program=__file__):
         settings, task, config = settings_of(argv)
         out, has_checkpoint = str(settings.out), (settings.out / "ckpt.pt").exists()
         if has_checkpoint and not settings.resume:
-            raise Refused(f"out = {out!r}: has a checkpoint: --resume it, or choose another folder")
+            raise Refused(f"out = {out!r}: has a checkpoint: --resume it, or choose another --out")
         if settings.resume and not has_checkpoint:
             raise Refused(f"out = {out!r}: has no checkpoint: start without --resume")
         if WORLD > 1:
