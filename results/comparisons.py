@@ -263,7 +263,7 @@ COMPARISONS = {
             "RoPE, four times the steps": "--steps 4x",
             "RoPE + Canon, four times the steps": "--steps 4x --canon abcd",
         },
-        title="In four times the steps, RoPE alone catches up on Brevo1 only",
+        title="Four times the steps do not make up for Canon on Depo1 and Lano",
         figure=plot.curves,
         scores={
             "depo1: answers": "Depo1: answers",
