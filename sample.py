@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -164,4 +165,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `sample.py .. | head` ends quietly
     main()
