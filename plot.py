@@ -321,6 +321,8 @@ def draw_curves(axis, groups, score):
         curve = median_curve(runs, score)
         above = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
         thick = {**look_of[name], "lw": 2.6, "markevery": 0.12, "zorder": above}
+        if len(curve) == 1:
+            thick["marker"] = "o"  # a line of one point would not be seen
         (legend[name],) = axis.plot(list(curve), list(curve.values()), **thick)
     if len(all_runs(groups)) > len(groups):
         legend["single seed"] = single

@@ -38,7 +38,8 @@ def load_model(folder):
     # Outside, as an error in a task or layer of your own is not the file's.
     task = make_task(**run["task"], run_seed=run["seed"])
     model = CanonGPT(Config(**run["model"]))
-    model.load_state_dict(saved["model"])
+    with reading(folder):
+        model.load_state_dict(saved["model"])
     return task, model.eval()
 
 
