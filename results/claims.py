@@ -312,7 +312,8 @@ CLAIMS = [
 
     Claim("R2", "Four times the steps do not make up for Canon", "longer", "main",
           [(above, "RoPE + Canon", "RoPE, four times the steps")],
-          tasks=("depo1", "brevo1", "lano"), blind=("depo1", "lano")),
+          tasks=("depo1", "depo2", "brevo1", "mano", "lano"),
+          blind=("depo1", "depo2", "mano", "lano")),
     Claim("R2", "RoPE + Canon masters twice as many hops as RoPE in four times the steps", "longer",
           HOPS,
           [(times, "RoPE + Canon", "RoPE, four times the steps", 2)],

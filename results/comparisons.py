@@ -256,7 +256,7 @@ COMPARISONS = {
         names=IN_PLAIN_WORDS,
     ),
     "longer": Comparison(  # some 5 minutes a run, and 10 to 30 in four times the steps
-        tasks=("depo1", "brevo1", "lano"),
+        tasks=("depo1", "depo2", "brevo1", "mano", "lano"),
         models={
             "RoPE": "",
             "RoPE + Canon": "--canon abcd",
@@ -267,7 +267,9 @@ COMPARISONS = {
         figure=plot.curves,
         scores={
             "depo1: answers": "Depo1: answers",
+            "depo2: answers": "Depo2: answers",
             "brevo1: all": "Brevo1: answers",
+            "mano: longest": "Mano: two operations",
             "lano: sentences": "Lano: sentences",
         },
     ),
