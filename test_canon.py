@@ -1956,7 +1956,6 @@ def test_a_layer_may_say_that_it_does_not_stream(here):
 
 # -- Processes
 
-posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX signals")
 ENDLESS = "--steps 1000000 --eval-every 20"
 
 
@@ -2004,7 +2003,6 @@ def are_gone(processes):
     return False
 
 
-@posix
 @parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
 def test_a_signal_to_all_processes_saves_and_leaves_none(number, here):
     with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
@@ -2019,7 +2017,6 @@ def test_a_signal_to_all_processes_saves_and_leaves_none(number, here):
         assert f"step {checkpoint('run')['step']}; repeat" in said.splitlines()[-1]
 
 
-@posix
 def test_a_worker_that_is_killed_ends_its_run(here):
     with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
         one, other = children(process.pid)
@@ -2041,7 +2038,6 @@ def test_a_bug_in_a_worker_ends_the_run(here):
         train.main(tiny("--steps 60 --workers 2"))
 
 
-@posix
 @parametrize("number", (signal.SIGINT, signal.SIGTERM))
 @parametrize("world", (1, 2))
 def test_only_a_second_ctrl_c_kills(number, world, monkeypatch):
@@ -2054,7 +2050,6 @@ def test_only_a_second_ctrl_c_kills(number, world, monkeypatch):
     assert noted == [number] and kills == (number == signal.SIGINT and world == 1)
 
 
-@posix
 def test_two_processes_train_as_one_does(here):
     """In three parts each, with unequal numbers of targets. A signal stops both at the same step;
     then one goes on, in one part."""
@@ -2389,7 +2384,6 @@ SUBMISSIONS = [  # what stands in the hole of exercise 4, the points, words of t
 ]
 
 
-@posix
 @parametrize("solution, points, words", SUBMISSIONS)
 def test_a_submission_is_graded(solution, points, words, here, capsys):
     """Only its holes count."""
