@@ -1928,20 +1928,8 @@ class LooksAhead(Canon):
         return x + self.ahead * x.roll(-1, dims=1)
 
 
-class NormalizesOverTime(Canon):
-    """Only in training it uses other tokens than those before."""
-
-    def __init__(self, width, config):
-        super().__init__(width, config)
-        self.norm = torch.nn.BatchNorm1d(width)
-
-    def forward(self, x, state=None):
-        return self.norm(x.mT).mT
-
-
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
-    (NormalizesOverTime, "looks ahead"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip
 def test_a_layer_with_a_fault_is_refused(layer, words, refused):
