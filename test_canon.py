@@ -1735,7 +1735,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--steps 0", "--steps: 0"),
     ("--lr nan", "--lr: nan"),
     ("--grad-accum 3", "a multiple of 3"),
-    ("--cannon abcd", "is it --canon?"),
+    ("--cannon abcd", "--cannon"),
     ("--mixer gla --pos rope", "pos = 'rope'"),
     ("--K 5", "K = 5"),
     ("--resume", "no checkpoint"),

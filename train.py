@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import copy
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -744,14 +743,9 @@ def settings_of(argv):
 def read_flags(argv):
     """{setting: value} of the flags that were typed, in the order of `make_parser`."""
     parser = make_parser()
-    names = list(default_settings())
-    parser.set_defaults(**dict.fromkeys(names))  # what is not typed is None
-    values, unknown = parser.parse_known_args(argv)
-    if unknown:
-        options = ["--" + name.replace("_", "-") for name in names]
-        near = difflib.get_close_matches(unknown[0], options, n=1)
-        raise Refused(f"{unknown[0]}: no such option" + "".join(f"; is it {n}?" for n in near))
-    return {name: value for name, value in vars(values).items() if value is not None}
+    parser.set_defaults(**dict.fromkeys(default_settings()))  # what is not typed is None
+    values = vars(parser.parse_args(argv))
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def default_settings():
