@@ -329,12 +329,9 @@ def train(settings, task, config, command, stop_signals):
         "tokens_per_s": round(last["tokens"] / (seconds - scoring_seconds)),
         "final": True,
     }
-    if settings.device == "cuda":
-        final["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     write_log(settings.out, [final], mode="a")
-    with contextlib.suppress(OSError):  # the terminal may be closed by now
-        if RANK == 0:
-            print_results(task, model, final, settings, autocast)
+    if RANK == 0:
+        print_results(task, model, final, settings, autocast)
 
 
 # What you may want to add to this loop:
