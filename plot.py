@@ -464,7 +464,7 @@ def save(figure, path):
     print(path)
 
 
-def draw_runs(runs, args):
+def draw_runs(runs, out):
     """A figure and a table for each task, preset and size."""
     by_kind = {}
     for run in runs:
@@ -472,8 +472,7 @@ def draw_runs(runs, args):
     for kind, its_runs in by_kind.items():
         groups = group(its_runs)
         draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
-        title = args.title or ", ".join(kind)
-        save(draw(groups, title), args.out / f"{'_'.join(kind)}.png")
+        save(draw(groups, title=", ".join(kind)), out / f"{'_'.join(kind)}.png")
         print(f"\n{table(groups)}\n")
 
 
@@ -482,7 +481,6 @@ def make_parser():
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="figures' folder (default: out)")
-    add("--title", help="what was found (default: the task, the preset and the size)")
     add("--save", type=Path, help="also pack the runs into this file")
     add("--inside", action="store_true", help="draw where a model's sharpest heads look")
     add("--program", help="a file that registers a task, mixer and so on of your own")
@@ -501,15 +499,15 @@ def main(argv=None):
         if args.inside:
             for path in paths:
                 name = Path(path).resolve().name
-                title = args.title or f"{name}: where its heads look"
-                save(inside(path, title), args.out / f"{name}_inside.png")
+                figure = inside(path, title=f"{name}: where its heads look")
+                save(figure, args.out / f"{name}_inside.png")
             return
         runs = read_runs(paths)
         if not runs:
             raise Refused("no scores yet; did you mean out/*?")
         if args.save:
             pack(runs, args.save)
-        draw_runs(runs, args)
+        draw_runs(runs, args.out)
     except (Refused, OSError) as error:
         parser.error(error)
 
