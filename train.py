@@ -162,11 +162,9 @@ def train_step(model, optimizer, batch, settings, autocast):
     # Equal parts, and exactly grad_accum of them: settings_of refuses other batch sizes.
     n = settings.grad_accum
     batch_loss = 0.0
-    for number, (rows, mask) in enumerate(zip(tokens.chunk(n), loss_mask.chunk(n)), 1):
+    for rows, mask in zip(tokens.chunk(n), loss_mask.chunk(n)):
         inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
         target_mask = mask[:, 1:]
-        if WORLD > 1:  # DDP exchanges gradients in the backward pass of the last micro-batch only
-            model.require_backward_grad_sync = number == n
         with autocast:
             _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
         # Weigh this mean by its share of the batch's targets, so that all micro-batches add up to
