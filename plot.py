@@ -71,8 +71,7 @@ def read_folder(folder):
         return []
     run = json.loads(config.read_text())
     run |= {"evals": [], "seconds": None}
-    whole_lines = log.read_text().split("\n")[:-1]  # the last line may still be growing
-    for line in map(json.loads, whole_lines):
+    for line in map(json.loads, log.read_text().splitlines()):
         if "final" in line:  # it repeats the last scores
             run["seconds"] = line["seconds"]
         elif "eval" in line:
