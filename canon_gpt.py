@@ -641,8 +641,7 @@ class CanonGPT(nn.Module):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)  # the output head
         self.init_weights()
         if config.tie_embeddings:
-            tie_head(self)
-            self.register_load_state_dict_post_hook(tie_head)  # loading may replace the weights
+            self.head.weight = self.embed.weight
         # Whether a text may be read in pieces: not if a layer of your own says `streams = False`.
         self.streams = all(getattr(module, "streams", True) for module in self.modules())
 
@@ -743,11 +742,6 @@ class CanonGPT(nn.Module):
             "embeddings": count_numbers(embeddings),
             "canon": count_numbers(canon),
         }
-
-
-def tie_head(model, missing_keys=None):
-    """Weight tying. The second argument is what PyTorch passes to hooks."""
-    model.head.weight = model.embed.weight
 
 
 def count_numbers(parameters):
