@@ -624,18 +624,19 @@ def kinds(points_9, points_10):
     return parameters + [pytest.param(kind, marks=brackets) for kind in KINDS[2:]]
 
 
-def recurrence_inputs(kind, sizes, strongest=1.0, dtype=torch.float64):
-    """[q, k, v, log_decay, beta], log decays down to -strongest per step, half of them near 0."""
+def recurrence_inputs(kind, sizes, strongest=1.0):
+    """[q, k, v, log_decay, beta] in float64, log decays down to -strongest per step, half of them
+    near 0."""
     B, T, H, K, V = sizes
     shared = 1 if kind in ("mamba2", "gdn per channel") else H
-    q, k = torch.randn(2, B, T, shared, K, dtype=dtype)
-    v = torch.randn(B, T, H, V, dtype=dtype)
+    q, k = torch.randn(2, B, T, shared, K).double()
+    v = torch.randn(B, T, H, V).double()
     channels = (K,) if kind in ("gla", "gdn per channel") else ()
-    g = -strongest * torch.rand(B, T, H, *channels, dtype=dtype)
+    g = -strongest * torch.rand(B, T, H, *channels).double()
     g = torch.where(torch.rand_like(g) < 0.5, g, 1e-4 * g)
     if not kind.startswith("gdn"):
         return [q, k, v, g, None]
-    return [q, F.normalize(k, dim=-1), v, g, torch.rand(B, T, H, dtype=dtype)]
+    return [q, F.normalize(k, dim=-1), v, g, torch.rand(B, T, H).double()]
 
 
 def each(f, inputs):
@@ -1812,29 +1813,21 @@ def test_workers_take_no_shared_memory():
     assert len(batches) == 2 and not any(u.is_shared() for u in chain(*batches))
 
 
-def test_workers_and_compile_change_nothing(here, monkeypatch):
-    compiled, real = [], torch.compile
-
-    def watched(model, mode="default"):
-        compiled.append(mode)
-        return real(model, backend="aot_eager")
-
-    monkeypatch.setattr(torch, "compile", watched)
+def test_workers_and_compile_change_nothing(here):
+    without_inductor = partial(torch.compile, backend="aot_eager")
     train.main(tiny("--steps 20 --canon abcd", "plain"))
-    train.main(tiny("--steps 20 --canon abcd --workers 2 --compile", "fancy"))
+    with patch.object(torch, "compile", side_effect=without_inductor) as compiler:
+        train.main(tiny("--steps 20 --canon abcd --workers 2 --compile", "fancy"))
     a, b = ([line["loss"] for line in logged(out)[:-1]] for out in ("plain", "fancy"))
-    assert len(compiled) == 2 and a == pytest.approx(b, abs=1e-3)  # a first try, and the model
+    assert compiler.call_count == 2 and a == pytest.approx(b, abs=1e-3)  # a first try, the model
 
 
 def test_where_the_compiler_fails_a_run_goes_on_without(here, monkeypatch, capsys):
-    def no_compiler(model, mode="default"):
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(torch, "compile", no_compiler)
     monkeypatch.setattr(train, "WORTH_COMPILING", 1)
     flags = tiny("--steps 2")
     flags.remove("--no-compile")
-    train.main(flags)
+    with patch.object(torch, "compile", side_effect=RuntimeError("no C++ compiler")):
+        train.main(flags)
     assert "no C++ compiler" in capsys.readouterr().err
     assert json.loads(Path("run/config.json").read_text())["compiled"] is False
 
