@@ -6,8 +6,8 @@ weight per channel and distance:
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
 It can sit at four points of a block; `canon="abcd"` is all four. With attention and a gated MLP, in
-a model of width d, Canon-A and Canon-C are d wide. Canon-B is 3d wide (q, k and v), and Canon-D
-about 16d/3 (gate and up):
+a model of width D, Canon-A and Canon-C are D wide. Canon-B is 3D wide (q, k and v), and Canon-D
+about 16D/3 (gate and up):
 
     x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)       canon_a, canon_b
     x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)       canon_c, canon_d
@@ -38,10 +38,10 @@ from kernels import causal_conv
 
 
 class Refused(ValueError):
-    """A value that cannot be. The text is one line for the user."""
+    """A value that is not allowed. The text is one line for the user."""
 
 
-WHOLE_NUMBERS = {  # the least and the most; beyond 2^20 it can only be a slip
+WHOLE_NUMBERS = {  # the least and the most; a value beyond 2^20 can only be a slip
     "vocab_size": (1, 2**20),
     "block_size": (1, 2**20),
     "n_layer": (1, 2**20),
@@ -72,13 +72,13 @@ class Config:
     canon_residual: bool = True  # h + convolution(h); if False, the convolution alone
     canon_silu: bool = False  # apply SiLU after the convolution
     canon_frozen: bool = False  # never train the random initial weights (the paper's "cst")
-    # Part II only: a linear mixer's own convolution. None: on in Mamba2 and Gated DeltaNet, unless
-    # Canon-B takes its place (`has_short_conv`).
+    # Part II only: whether linear mixers have a convolution of their own. None: yes, if one of them
+    # is Mamba2 or Gated DeltaNet and Canon-B does not take its place (`has_short_conv`).
     short_conv: bool | None = None
     tie_embeddings: bool = False  # weight tying: one matrix for embedding and output head
 
-    # At a first reading, go on with section 2: what follows only checks the values, and says what
-    # follows from them.
+    # At a first reading, go on with section 2. The rest of this class checks the values and derives
+    # others from them.
 
     def __post_init__(self):
         for field, (low, high) in WHOLE_NUMBERS.items():
@@ -108,15 +108,10 @@ class Config:
             self.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
         if len(self.mixer_names) > self.n_layer:
             self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
-        # "rope" is the default, and "nope" what `filled_in` makes of it.
+        # "rope" may be just the default. "nope" is what `filled_in` puts in its place.
         if not self.has_attention and self.pos not in ("rope", "nope"):
             self.refuse("pos", f"mixer {self.mixer} does not attend, so it takes no positions")
-        for name in self.mixer_names:
-            multiple = MIXERS[name].width_multiple(self)
-            if self.d_model % multiple != 0:
-                given = f"mixer {name}, n_head = {self.n_head} and pos = {self.pos}"
-                self.refuse("d_model", f"allowed with {given}: multiples of {multiple}")
-        if self.short_conv and self.usual_short_convs == {None}:
+        if self.short_conv and self.default_short_convs == {None}:
             self.refuse("short_conv", f"mixer {self.mixer} has none")
 
     @property
@@ -129,7 +124,7 @@ class Config:
         return any(MIXERS[name].attends for name in self.mixer_names)
 
     @property
-    def usual_short_convs(self):
+    def default_short_convs(self):
         return {MIXERS[name].short_conv for name in self.mixer_names}
 
     @property
@@ -137,12 +132,17 @@ class Config:
         """Whether linear mixers have their own convolution."""
         if self.short_conv is not None:
             return self.short_conv
-        return True in self.usual_short_convs and "b" not in self.canon
+        return True in self.default_short_convs and "b" not in self.canon
 
     def filled_in(self):
         """{field: value}, with the values that follow from others in place of the defaults."""
         pos = self.pos if self.has_attention else "nope"
         return dataclasses.asdict(self) | {"pos": pos, "short_conv": self.has_short_conv}
+
+    def check_width(self, multiple):
+        """For layers that cut the width into equal parts."""
+        if self.d_model % multiple != 0:
+            self.refuse("d_model", f"this model needs a multiple of {multiple}")
 
     def refuse(self, field, reason):
         raise Refused(f"{field} = {getattr(self, field)!r}: {reason}")
@@ -171,8 +171,8 @@ def canon_by_hand(x, weight):
     shifted = x  # h_{t-i}, for i = 0, 1, ..
     for w in weight:  # w_i: (width,)
         y = y + w * shifted
-        # Shift by one token: add a row of zeros in front (the 1; F.pad begins with the last dim),
-        # and drop the last row.
+        # Shift by one token: add a row of zeros in front, and drop the last row. (F.pad counts from
+        # the last dim: nothing on the width, then one row before time.)
         shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]
     return y
     # end of exercise
@@ -283,8 +283,6 @@ class Positions(nn.Module):
     Each attention layer has an instance of its own, and calls both methods in each forward pass.
     """
 
-    head_multiple = 1  # K, the number of dims of a head, must be a multiple of this
-
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head  # `bias` may differ from head to head
@@ -304,47 +302,34 @@ class Positions(nn.Module):
 class Rotary(Positions):
     """For "rope": turns all dims of a head (Su et al. 2021)."""
 
-    head_multiple = 2  # dims are turned in pairs
     divisor = 1  # the first 1/divisor of a head's dims are turned
     base = 10000.0  # a larger one turns most pairs more slowly, for longer distances
 
     def __init__(self, config):
         super().__init__(config)
+        config.check_width(config.n_head * 2 * self.divisor)  # dims are turned in pairs
         K = config.d_model // config.n_head
-        self.size = config.block_size, K // self.divisor
-        self.make_buffers(device=None)
-
-    def make_buffers(self, device):
-        # Buffers move to the GPU with the model. Not persistent: checkpoints leave them out.
-        angles = rotary_angles(*self.size, self.base).to(device)
-        self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, pairs)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def _apply(self, fn, recurse=True):
-        """What `model.to(..)`, `bfloat16()` and `to_empty(..)` call on each module. It makes the
-        buffers anew, as those of `to_empty` would hold anything, and bfloat16 is too coarse."""
-        super()._apply(fn, recurse)
-        with torch.inference_mode(False):  # training may follow
-            self.make_buffers(self.cos.device)
-        return self
+        self.n_dims = K // self.divisor  # dims of a head that are turned
 
     def turn(self, x, start):
-        end = start + x.shape[1]
-        return rotate(x, self.cos[start:end], self.sin[start:end])
+        # Angles are cheap to compute anew. Kept with the model, they would be rounded with it in
+        # bfloat16, which is too coarse for them.
+        positions = torch.arange(start, start + x.shape[1], device=x.device)
+        angles = rotary_angles(positions, self.n_dims, self.base)
+        return rotate(x, angles.cos(), angles.sin())
 
 
 class QuarterRotary(Rotary):
     """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
 
-    head_multiple = 8  # so that a quarter of the dims are pairs
     divisor = 4
 
 
-def rotary_angles(n_positions, n_dims, base):
-    """(n_positions, n_dims / 2): position t turns pair j by t * base^(-2j / n_dims) radians."""
-    dims = torch.arange(0, n_dims, 2, dtype=torch.float32)
-    frequencies = base ** (-dims / n_dims)
-    return torch.arange(n_positions)[:, None] * frequencies
+def rotary_angles(positions, n_dims, base):
+    """(T, n_dims / 2), for T positions: position t turns pair j by t * base^(-2j / n_dims)."""
+    dims = torch.arange(0, n_dims, 2, dtype=torch.float32, device=positions.device)
+    frequencies = base ** (-dims / n_dims)  # radians per position
+    return positions[:, None] * frequencies
 
 
 def rotate(x, cos, sin):
@@ -427,11 +412,6 @@ class Mixer(nn.Module):
     short_conv = None  # Part II: whether its own convolution is on by default; None: it has none
     streams = True  # whether it can go on where the last piece of a text ended
 
-    @classmethod
-    def width_multiple(cls, config):
-        """d_model must be a multiple of this."""
-        return 1
-
 
 class Attention(Mixer):
     """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together.
@@ -443,12 +423,9 @@ class Attention(Mixer):
 
     attends = True
 
-    @classmethod
-    def width_multiple(cls, config):
-        return config.n_head * POSITIONS[config.pos].head_multiple  # d_model = n_head * K
-
     def __init__(self, config):
         super().__init__()
+        config.check_width(config.n_head)  # D = n_head * K
         D = config.d_model
         self.n_head = config.n_head
         self.qkv = nn.Linear(D, 3 * D, bias=False)
@@ -663,8 +640,8 @@ class CanonGPT(nn.Module):
 
         tokens     (B, T) int64, T >= 1
         targets    (B, T) int64, what should follow each token; or None
-        loss_mask  (B, T) bool, which targets count; None: all. A negative one, such as PyTorch's
-                   -100, never does
+        loss_mask  (B, T) bool, which targets count; None: all. A negative target, such as
+                   PyTorch's -100, never counts
         state      None, or the dict of a stream
         returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
         Raises ValueError if the tokens, with those already in the stream, exceed block_size, if
@@ -707,11 +684,9 @@ class CanonGPT(nn.Module):
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
         softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
         it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device.
-        Raises ValueError if the text grows longer than block_size, or if the temperature is
-        negative. With dropout or the like in the model, call model.eval() first.
+        Raises ValueError if the text grows longer than block_size. With dropout or the like in the
+        model, call model.eval() first.
         """
-        if temperature < 0:
-            raise ValueError(f"temperature = {temperature}: allowed: 0 or more")
         state = {} if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         # Which rows have produced `stop`: (B, 1).
@@ -766,10 +741,10 @@ def count_numbers(parameters):
 #     Mamba2            one number              dt_t   none       projections; heads share q and k
 #     Gated DeltaNet    one number              b_t    yes        projections; q, k of unit length
 #
-# (Mamba2 computes its strength dt_t from the token. GLA and Gated DeltaNet then divide q by
-# sqrt(K), as attention does.) The bracket is the factor I - b_t k_t k_t^T. Without it, two values
-# written under one key pile up. For k_t of unit length, it first removes the share b_t of what the
-# faded S holds under k_t. That is the "delta rule": one step, of size b_t, of gradient descent on
+# (Mamba2 computes its strength dt_t from the token. GLA and Gated DeltaNet divide q by sqrt(K), as
+# attention does.) The bracket is the factor I - b_t k_t k_t^T. Without it, two values written under
+# one key pile up. For k_t of unit length, it first removes the share b_t of what the faded S holds
+# under k_t. That is the "delta rule": one step, of size b_t, of gradient descent on
 # |S^T k_t - v_t|^2 / 2.
 #
 # The loop below is the definition; section 9 computes the same, fast. (In Part I, S counts tokens;
@@ -1051,10 +1026,6 @@ class ShortConv(nn.Module):
 class LinearMixer(Mixer):
     """The base class of GLA, Mamba2 and Gated DeltaNet."""
 
-    @classmethod
-    def width_multiple(cls, config):
-        return 8  # 4 heads divide the D/2 channels of GLA's keys; 16, the 2D of Mamba2's values
-
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V). Here state is the dict of a stream; it keeps the matrix S."""
         T, K = k.shape[1], k.shape[3]
@@ -1098,6 +1069,7 @@ class GLA(LinearMixer):
 
     def __init__(self, config):
         super().__init__()
+        config.check_width(2 * self.n_head)  # the heads divide the keys' D/2
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
@@ -1132,6 +1104,7 @@ class Mamba2(LinearMixer):
 
     def __init__(self, config):
         super().__init__()
+        config.check_width(self.n_head // 2)  # the heads divide the values' 2D
         D = config.d_model
         H, K = self.n_head, self.n_state
         # Gate 2D, value 2D, key K, query K, dt H: its authors' z, x, B, C, and dt, the step size.
@@ -1170,18 +1143,12 @@ class GatedDeltaNet(LinearMixer):
     budget = 6
     short_conv = True
 
-    @staticmethod
-    def heads_at(D):
-        return max(2, D // 128)  # the paper's 4 and 6 at D = 512 and 768; two at least is ours
-
-    @classmethod
-    def width_multiple(cls, config):
-        return 4 * cls.heads_at(config.d_model)  # the heads divide the keys' 3D/4
-
     def __init__(self, config):
         super().__init__()
         D = config.d_model
-        self.n_head = H = self.heads_at(D)
+        # The paper's 4 and 6 heads at D = 512 and 768; two at least is ours.
+        self.n_head = H = max(2, D // 128)
+        config.check_width(4 * H)  # the heads divide the keys' 3D/4
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon_b = canon_at("b", 3 * D, config)
         self.conv = ShortConv(3 * D, std=0.02) if config.has_short_conv else None

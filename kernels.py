@@ -351,7 +351,7 @@ if triton is not None:
 
 def launch(kernel, segments, residual, x, weight, *others):
     """Run a Triton kernel on x (B, T, D) and weight (kernel, D), with any strides, and on others,
-    which are contiguous. A sequence has so many segments.
+    which are contiguous. Each sequence is cut into `segments`.
     """
     B, T, D = x.shape
     if x.stride(2) != 1:
