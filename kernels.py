@@ -97,7 +97,7 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 
 def look_back(x, weight):
     """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
-    if torch.compiler.is_compiling():  # torch.compile makes one loop of the definition
+    if torch.compiler.is_compiling():
         y = causal_conv_reference(x, weight, residual=False)
         # A bug in PyTorch 2.11: when compiled, a Function has no gradients if its result went
         # through a `.to` that changes nothing. The definition ends in one. A clone after it avoids
@@ -114,7 +114,7 @@ def look_back(x, weight):
 
 def look_ahead(x, weight):
     """sum_i weight[i] * x_{t+i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
-    if torch.compiler.is_compiling():  # in reversed time, ahead is back
+    if torch.compiler.is_compiling():
         return causal_conv_reference(x.flip(1), weight, residual=False).flip(1)
     # exercise 2: in place, without shifted copies
     T = x.shape[1]
@@ -172,8 +172,8 @@ def causal_conv_pytorch(x, weight, residual=True):
 #
 # Triton runs many copies of a kernel at once. Each copy, a *program*, computes a part of y.
 #
-# In a naive kernel, a program would compute a tile of y: some tokens by some channels. It would load
-# the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back, and add up
+# In a naive kernel, a program would compute a tile of y: some tokens by some channels. It would
+# load the tile of x at the same place, and the same tile shifted 1, 2 and 3 tokens back, and add up
 # weight times tile. So it would load each number of x four times. Three of these loads find it in a
 # cache, but each is one more instruction, and one more thing to wait for.
 #
@@ -349,7 +349,7 @@ if triton is not None:
         # end of exercise
 
 
-def launch(kernel, segments, residual, x, weight, *others):
+def launch(triton_kernel, segments, residual, x, weight, *others):
     """Run a Triton kernel on x (B, T, D) and weight (kernel, D), with any strides, and on others,
     which are contiguous. Each sequence is cut into `segments`.
     """
@@ -359,7 +359,7 @@ def launch(kernel, segments, residual, x, weight, *others):
     strips = triton.cdiv(D, COLS.value)
     programs = B * segments * strips
     with torch.cuda.device_of(x):  # Triton uses the current device, which may be another
-        kernel[(programs,)](  # Triton's notation: run this many programs
+        triton_kernel[(programs,)](  # Triton's notation: run this many programs
             x,
             weight.contiguous(),
             *others,
