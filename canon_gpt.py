@@ -604,6 +604,7 @@ class CanonGPT(nn.Module):
         logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
 
     The logits are those of the whole sequence at once. Section 2 says what `state` holds.
+    Raises Refused if a layer cannot cut the width into its heads.
     """
 
     def __init__(self, config):
