@@ -255,7 +255,7 @@ COMPARISONS = {
         },
         names=IN_PLAIN_WORDS,
     ),
-    "longer": Comparison(  # some 5 minutes a run, and 10 to 30 in four times the steps
+    "longer": Comparison(  # some 5 minutes a run, and 10 to 40 in four times the steps
         tasks=("depo1", "depo2", "brevo1", "mano", "lano"),
         models={
             "RoPE": "",
