@@ -685,11 +685,11 @@ class CanonGPT(nn.Module):
         Temperature 0 takes the likeliest token; above 0, tokens are drawn from
         softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
         it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device.
-        Raises ValueError if the text grows longer than block_size, or if the temperature is
-        negative. With dropout or the like in the model, call model.eval() first.
+        Raises ValueError if the text grows longer than block_size, and Refused if the temperature
+        is negative. With dropout or the like in the model, call model.eval() first.
         """
-        if temperature < 0:
-            raise ValueError(f"temperature = {temperature}: allowed: 0 or more")
+        if not temperature >= 0:  # this form refuses NaN, too
+            raise Refused(f"temperature = {temperature}: allowed: 0 or more")
         state = {} if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         # Which rows have produced `stop`: (B, 1).

@@ -150,7 +150,6 @@ def main(argv=None):
     parser.add_argument("--program", type=Path, help="a file that registers parts of your own")
     args = parser.parse_args(argv)
     try:
-        require(args.temperature >= 0, "temperature", args.temperature, "allowed: 0 or more")
         require(args.count > 0, "count", args.count, "allowed: 1 or more")
         require(0 <= args.seed < 2**32, "seed", args.seed, f"allowed: 0 to {2**32 - 1:,}")
         if args.program is not None:

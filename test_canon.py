@@ -481,6 +481,12 @@ def test_generate(canon_type):
     assert drawn_as(many[:, 5].tolist(), dict(enumerate(chances.tolist())))
 
 
+@parametrize("temperature", (-1, math.nan))
+def test_a_temperature_is_not_negative(temperature):
+    with pytest.raises(canon_gpt.Refused, match=f"temperature = {temperature}"):
+        small_model().generate(some_tokens(1, 5), 1, temperature)
+
+
 def test_nothing_is_longer_than_block_size():
     model, tokens = small_model(), some_tokens(3, 5)
     state = {}
