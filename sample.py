@@ -4,27 +4,28 @@ Shows instances of the run's task with the model's answers, right or wrong:
 
     <bos> 3 1 , 2 4 , 4 3 , 1 2 , <query_2> 2 [<ans> 3 ✓] <query_1> 3 [<ans> 4 ✗ <ans> 1]
 
-A cross stands between what the model said and what is right. With --prompt the model goes on after
-a text of your own, in the task's words:
+A cross separates what the model said from what is right. With --prompt the model continues your
+own text, in the task's words:
 
     python sample.py out/RUN --prompt "<bos> 3 1 , 1 2 , 2 3 , <query_1> 3 <ans>"
 
-`load_model` is for notebooks: it returns the task and the model of a run.
+`load_model` is for notebooks: it returns the task and the model of a run. If the run has a part of
+your own, import the file that defines it first:
+
+    python -c "import examples.gated, sample; sample.main(['out/RUN'])"
 """
 
 import argparse
-import contextlib
 import json
-import runpy
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from canon_gpt import CanonGPT, Config, Refused
-from tasks import SAMPLES, device_of, make_task, require, wrapped
+from canon_gpt import CanonGPT, Config, Refused, require
+from tasks import SAMPLES, device_of, make_task, wrapped
+
+# ---- 1. A run's folder -----------------------------------------------------
 
 
 def load_model(folder):
@@ -32,36 +33,47 @@ def load_model(folder):
 
     Raises Refused if there is no run in this folder, or if its task or mixer is unknown.
     """
-    with reading(folder):
-        run = json.loads(Path(folder, "config.json").read_text())
-        saved = torch.load(Path(folder, "ckpt.pt"), map_location="cpu", weights_only=True)
-    # Outside, as an error in a task or layer of your own is not the file's.
-    task = make_task(**run["task"], run_seed=run["seed"])
-    model = CanonGPT(Config(**run["model"]))
-    with reading(folder):
-        model.load_state_dict(saved["model"])
+    task, config = task_and_config(read_config(folder))
+    model = CanonGPT(config)
+    read_checkpoint(folder, model)
     return task, model.eval()
 
 
-@contextlib.contextmanager
-def reading(path):
-    """Raises Refused, whatever error comes up inside: a damaged file fails in many ways."""
+def read_config(folder):
+    """What config.json says of a run, a dict."""
+    path = Path(folder, "config.json")
+    if not path.is_file():
+        runs = sorted(str(each.parent) for each in path.parent.parent.glob("*/config.json"))
+        raise Refused(f"no run in {folder}; runs near it: {', '.join(runs) or 'none'}")
     try:
-        yield
-    except Refused:
-        raise
-    except Exception as error:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise Refused(f"{path} is damaged: {error}") from None
+
+
+def task_and_config(about):
+    """The Task and the model's Config, given what config.json says."""
+    try:
+        task = make_task(**about["task"], run_seed=about["training"]["seed"])
+        return task, Config(**about["model"])
+    except Refused as error:  # a part of one's own may not have been imported
+        raise Refused(f"{error}. The run was begun by: {about['command']}") from None
+
+
+def read_checkpoint(folder, model):
+    """Give the model the weights of the last checkpoint. Returns all that the checkpoint holds."""
+    path = Path(folder, "ckpt.pt")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
+        model.load_state_dict(saved["model"])
+    except Exception as error:  # a damaged file fails in many ways
         first_line = str(error).partition("\n")[0]
         reason = f"{type(error).__name__}: {first_line}"
-        raise Refused(f"{path} holds no such run, or is damaged: {reason}") from None
+        raise Refused(f"{path} is missing, damaged or another model's: {reason}") from None
+    return saved
 
 
-def register(program):
-    """Run a file of your own for the tasks, mixers and other parts that it registers. What stands
-    under `if __name__ == "__main__"` does not run, so it does not train."""
-    require(Path(program).is_file(), "program", str(program), "no such file")
-    sys.path.insert(0, str(Path(program).resolve().parent))  # it may import what stands beside it
-    runpy.run_path(str(program), run_name="program")
+# ---- 2. Answers ------------------------------------------------------------
 
 
 def answered(task, model, seed, temperature=0.0):
@@ -106,7 +118,7 @@ def continued(task, model, prompt, temperature, seed):
 
 
 def room_after(task, tokens):
-    """How many more tokens fit: one more than it reads, as a model never reads its last one."""
+    """How many more tokens fit: one more than it reads, because a model never reads its last one."""
     return task.block_size + 1 - len(tokens)
 
 
@@ -117,54 +129,35 @@ def go_on(task, model, tokens, length, temperature, generator):
     return whole[0, len(tokens) :].tolist()
 
 
-def show(text):
-    """Print a text, with ? in place of what the terminal's encoding lacks, such as ✓."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there may be no stdout
-    print(text.encode(encoding, errors="replace").decode(encoding))
-
-
-def parser_of(program, doc):
-    """A parser whose `error(message)` ends the program with one line, without argparse's usage.
-    Status 2 means bad input."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-    def end(message):
-        parser.exit(2, f"{program}: {message}\n")
-
-    parser.error = end
-    return parser
+# ---- 3. The command line ---------------------------------------------------
 
 
 def main(argv=None):
-    parser = parser_of("sample.py", __doc__)
+    parser = argparse.ArgumentParser(
+        prog="sample.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=argparse.SUPPRESS,  # so that an error is one line
+        allow_abbrev=False,
+    )
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
-    parser.add_argument("--prompt", help="a text of your own, in the task's words")
+    parser.add_argument("--prompt", help="your own text, in the task's words")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest (0)")
     parser.add_argument("--seed", type=int, default=0, help="of the instances (0)")
-    parser.add_argument("--program", type=Path, help="a file that registers parts of your own")
     args = parser.parse_args(argv)
     try:
         require(args.count > 0, "count", args.count, "allowed: 1 or more")
-        require(0 <= args.seed < 2**32, "seed", args.seed, f"allowed: 0 to {2**32 - 1:,}")
-        if args.program is not None:
-            register(args.program)
+        require(0 <= args.seed < 2**32, "seed", args.seed, "allowed: 0 to 2^32 - 1")
         task, model = load_model(args.run)
         if args.prompt is not None:
-            show(wrapped(continued(task, model, args.prompt, args.temperature, args.seed)))
+            print(wrapped(continued(task, model, args.prompt, args.temperature, args.seed)))
             return
         for number in range(args.count):
-            show(wrapped(answered(task, model, args.seed + number, args.temperature)) + "\n")
+            print(wrapped(answered(task, model, args.seed + number, args.temperature)) + "\n")
     except Refused as error:
         parser.error(error)
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `sample.py .. | head` ends quietly
     main()
