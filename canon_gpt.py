@@ -23,6 +23,7 @@ assignment/make.py takes out for students; a reader can ignore them.
 
 import dataclasses
 import math
+import operator
 import re
 
 import torch
@@ -41,111 +42,79 @@ class Refused(ValueError):
     """A value that is not allowed. The text is one line for the user."""
 
 
-WHOLE_NUMBERS = {  # the least and the most; a value beyond 2^20 can only be a slip
-    "vocab_size": (1, 2**20),
-    "block_size": (1, 2**20),
-    "n_layer": (1, 2**20),
-    "n_head": (1, 2**20),
-    "d_model": (1, 2**20),
-    "canon_kernel": (2, 8),
-}
+def require(ok, name, value, allowed):
+    """Raise Refused unless the value is ok; `allowed` says what is."""
+    if not ok:
+        raise Refused(f"{name} = {value!r}: {allowed}")
 
 
 @dataclasses.dataclass
 class Config:
     """Everything that defines a model. Raises Refused for a value that is not allowed.
 
-    The default size is GPT-2's. A run takes its size from its preset (train.py, PRESETS).
+    The default size is GPT-2's; a run takes its size from its preset (train.py, PRESETS).
     """
 
-    vocab_size: int
-    block_size: int  # context length: the longest sequence, in tokens
-    n_layer: int = 12
-    n_head: int = 12  # attention heads; linear mixers have the paper's own numbers of heads
+    vocab_size: int  # how many different tokens there are
+    block_size: int  # context: the longest sequence, in tokens
+    n_layer: int = 12  # blocks
+    n_head: int = 12  # attention heads (linear mixers have their own number)
     d_model: int = 768  # the width D
-    mixer: str = "attention"  # an entry of MIXERS, or several that take turns: "gdn,attention"
-    mlp: str = "swiglu"  # activation and gate: an entry of MLPS; "none": blocks without an MLP
-    pos: str = "rope"  # positional encoding: an entry of POSITIONS
-    canon: str = ""  # the points that have a Canon layer, such as "abcd"
+    mixer: str = "attention"  # attention, gla, mamba2, gdn; gdn,attention: in turn
+    mlp: str = "swiglu"  # swiglu, swiglu-relu2, silu, relu2, none
+    pos: str = "rope"  # attention's positions: rope, rope4, nope, alibi, halibi
+    canon: str = ""  # the points that have a Canon layer, such as abcd
     canon_type: str = "conv"  # an entry of CANONS
-    canon_kernel: int = 4  # how many tokens a Canon layer mixes
-    canon_residual: bool = True  # h + convolution(h); if False, the convolution alone
-    canon_silu: bool = False  # apply SiLU after the convolution
-    canon_frozen: bool = False  # never train the random initial weights (the paper's "cst")
-    # Part II only: whether linear mixers have a convolution of their own. None: yes, if one of them
-    # is Mamba2 or Gated DeltaNet and Canon-B does not take its place (`has_short_conv`).
-    short_conv: bool | None = None
-    tie_embeddings: bool = False  # weight tying: one matrix for embedding and output head
+    canon_kernel: int = 4  # how many tokens a Canon layer mixes, 2 to 8
+    canon_residual: bool = True  # add a Canon layer's input to its output
+    canon_silu: bool = False  # apply SiLU to a Canon layer's convolution
+    canon_frozen: bool = False  # never train Canon's random initial weights
+    short_conv: bool | None = None  # linear mixers' own convolution; None: their default
+    tie_embeddings: bool = False  # one matrix for embedding and output head
 
-    # At a first reading, go on with section 2. The rest of this class checks the values and derives
-    # others from them.
+    # At a first reading, skip to section 2: the rest of this class checks the values.
 
     def __post_init__(self):
-        for field, (low, high) in WHOLE_NUMBERS.items():
-            value = getattr(self, field)
-            if not isinstance(value, int) or not low <= value <= high:
-                self.refuse(field, f"allowed: whole numbers from {low} to {high}")
-        for field, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
-            if getattr(self, field) not in table:
-                self.refuse(field, f"allowed: {', '.join(table)}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int:
+                whole = hasattr(value, "__index__") and value >= 1
+                require(whole, field.name, value, "allowed: whole numbers from 1")
+                setattr(self, field.name, operator.index(value))  # NumPy's become Python's
+            elif field.type is str:
+                require(isinstance(value, str), field.name, value, "must be a string")
+            elif value is not None or field.type is bool:  # short_conv may be None
+                require(isinstance(value, bool), field.name, value, "allowed: True, False")
+        for name, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
+            value = getattr(self, name)
+            require(value in table, name, value, f"allowed: {', '.join(table)}")
         self.check_canon()
         self.check_mixer()
 
     def check_canon(self):
-        self.canon = "".join(sorted(self.canon.lower()))  # "DA" is written "ad"
-        if re.fullmatch("a?b?c?d?", self.canon) is None:
-            self.refuse("canon", "allowed: the letters a, b, c, d, each at most once")
-        if self.mlp == "none" and re.search("[cd]", self.canon):
-            self.refuse("canon", "points c and d are at the MLP, and mlp is none")
-        if self.canon:
-            return
-        for field in ("canon_type", "canon_kernel", "canon_residual", "canon_silu", "canon_frozen"):
-            if getattr(self, field) != getattr(Config, field):  # the field's default
-                self.refuse(field, "it means nothing without a Canon layer; leave it out")
+        self.canon = "".join(sorted(self.canon.lower()))  # "DA" becomes "ad"
+        each_once = re.fullmatch("a?b?c?d?", self.canon)
+        require(each_once, "canon", self.canon, "allowed: the letters a, b, c, d, each once")
+        missing = self.mlp == "none" and re.search("[cd]", self.canon)
+        require(not missing, "canon", self.canon, "c and d are at the MLP, and mlp is none")
+        kernel = self.canon_kernel
+        require(2 <= kernel <= 8, "canon_kernel", kernel, "allowed: 2 to 8")
 
     def check_mixer(self):
-        if not set(self.mixer_names) <= set(MIXERS):
-            self.refuse("mixer", f"allowed: {', '.join(MIXERS)}, or several joined by commas")
-        if len(self.mixer_names) > self.n_layer:
-            self.refuse("mixer", f"a pattern longer than n_layer = {self.n_layer}")
-        # "rope" may be just the default. "nope" is what `filled_in` puts in its place.
-        if not self.has_attention and self.pos not in ("rope", "nope"):
-            self.refuse("pos", f"mixer {self.mixer} does not attend, so it takes no positions")
-        if self.short_conv and self.default_short_convs == {None}:
-            self.refuse("short_conv", f"mixer {self.mixer} has none")
+        for name in self.mixer_names:
+            known = f"allowed: {', '.join(MIXERS)}, or several joined by commas"
+            require(name in MIXERS, "mixer", self.mixer, known)
+        fits = len(self.mixer_names) <= self.n_layer
+        require(fits, "mixer", self.mixer, f"a pattern longer than n_layer = {self.n_layer}")
 
     @property
     def mixer_names(self):
         return self.mixer.split(",")
 
-    @property
-    def has_attention(self):
-        """Whether a layer attends, so that pos and n_head mean something."""
-        return any(MIXERS[name].attends for name in self.mixer_names)
-
-    @property
-    def default_short_convs(self):
-        return {MIXERS[name].short_conv for name in self.mixer_names}
-
-    @property
-    def has_short_conv(self):
-        """Whether linear mixers have their own convolution."""
-        if self.short_conv is not None:
-            return self.short_conv
-        return True in self.default_short_convs and "b" not in self.canon
-
-    def filled_in(self):
-        """{field: value}, with the values that follow from others in place of the defaults."""
-        pos = self.pos if self.has_attention else "nope"
-        return dataclasses.asdict(self) | {"pos": pos, "short_conv": self.has_short_conv}
-
     def check_width(self, multiple):
         """For layers that cut the width into equal parts."""
-        if self.d_model % multiple != 0:
-            self.refuse("d_model", f"this model needs a multiple of {multiple}")
-
-    def refuse(self, field, reason):
-        raise Refused(f"{field} = {getattr(self, field)!r}: {reason}")
+        is_multiple = self.d_model % multiple == 0
+        require(is_multiple, "d_model", self.d_model, f"must be a multiple of {multiple} here")
 
 
 # ---- 2. Canon --------------------------------------------------------------
@@ -408,8 +377,6 @@ class Mixer(nn.Module):
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
     # gets the rest of BLOCK_BUDGET. (Count yours: nothing checks this.)
     budget = 4
-    attends = False  # whether it uses config.pos and n_head
-    short_conv = None  # Part II: whether its own convolution is on by default; None: it has none
     streams = True  # whether it can go on where the last piece of a text ended
 
 
@@ -420,8 +387,6 @@ class Attention(Mixer):
     q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After rotary it
     would scale a pair's two channels differently, and then i and j themselves would matter.
     """
-
-    attends = True
 
     def __init__(self, config):
         super().__init__()
@@ -571,8 +536,8 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        if "b" in config.canon and not hasattr(self.mixer, "canon_b"):  # yours may lack it
-            config.refuse("canon", f"mixer {mixer_name} has no Canon-B, self.canon_b")
+        has_b = hasattr(self.mixer, "canon_b") or "b" not in config.canon  # yours may lack it
+        require(has_b, "canon", config.canon, f"mixer {mixer_name} has no Canon-B, self.canon_b")
         self.mlp = None
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
@@ -688,8 +653,7 @@ class CanonGPT(nn.Module):
         Raises ValueError if the text grows longer than block_size, and Refused if the temperature
         is negative. With dropout or the like in the model, call model.eval() first.
         """
-        if not temperature >= 0:  # this form refuses NaN, too
-            raise Refused(f"temperature = {temperature}: allowed: 0 or more")
+        require(temperature >= 0, "temperature", temperature, "allowed: 0 or more")
         state = {} if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         # Which rows have produced `stop`: (B, 1).
@@ -1026,8 +990,16 @@ class ShortConv(nn.Module):
         return F.silu(y)
 
 
+def short_conv_of(mixer, width, config, **initial):
+    """The mixer's own convolution, or None where it has none."""
+    wanted = mixer.short_conv if config.short_conv is None else config.short_conv
+    return ShortConv(width, **initial) if wanted else None
+
+
 class LinearMixer(Mixer):
     """The base class of GLA, Mamba2 and Gated DeltaNet."""
+
+    short_conv = False  # whether it has its own convolution if config.short_conv is None
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
         """o (B, T, H, V). Here state is the dict of a stream; it keeps the matrix S."""
@@ -1068,7 +1040,6 @@ class GLA(LinearMixer):
 
     budget = 4
     n_head = 4
-    short_conv = False
 
     def __init__(self, config):
         super().__init__()
@@ -1076,7 +1047,7 @@ class GLA(LinearMixer):
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
-        self.conv = ShortConv(2 * D, std=0.02) if config.has_short_conv else None
+        self.conv = short_conv_of(self, 2 * D, config, std=0.02)
         # Low rank: through 16 dims.
         self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))
         self.gate = nn.Linear(D, D, bias=False)
@@ -1114,7 +1085,7 @@ class Mamba2(LinearMixer):
         width = 4 * D + 2 * K + H
         self.into = nn.Linear(D, width, bias=False)
         self.canon_b = canon_at("b", width, config)
-        self.conv = ShortConv(2 * D + 2 * K, bias=True) if config.has_short_conv else None
+        self.conv = short_conv_of(self, 2 * D + 2 * K, config, bias=True)
         # The decay is exp(-rate dt), with rate = exp(A_log): at first 1 in head 1 to 16 in head 16.
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
         self.dt_bias = initial_dt_bias(H)
@@ -1154,7 +1125,7 @@ class GatedDeltaNet(LinearMixer):
         config.check_width(4 * H)  # the heads divide the keys' 3D/4
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon_b = canon_at("b", 3 * D, config)
-        self.conv = ShortConv(3 * D, std=0.02) if config.has_short_conv else None
+        self.conv = short_conv_of(self, 3 * D, config, std=0.02)
         self.decay = nn.Linear(D, H, bias=False)  # gives dt, and dt the decay
         self.strength = nn.Linear(D, H, bias=False)  # gives beta
         # The decay is exp(-rate dt), with rate = exp(A_log): at first random, up to 16.

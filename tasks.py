@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from canon_gpt import Refused
+from canon_gpt import Refused, require
 
 # ---- 1. A task -------------------------------------------------------------
 #
@@ -94,9 +94,12 @@ class Task:
     shown: they override `batch` and `evaluate`); `vocabulary`, what each token stands for (token 0
     is padding); and, if it scores otherwise, `evaluate` and `units`.
 
-    Each argument of its constructor has a default, its size in the preset nano. For the arguments
-    of our tasks, such as N, train.py has options; one of another name needs an option there. The
-    constructor calls `check_fits` with the length of its longest document: training cuts off a
+    Each argument of its constructor is an option of train.py; its default is its size in the preset
+    nano, and its text for --help is a line of the class's docstring, like this one:
+
+        block_size  context, in tokens; None: as long as the longest instance
+
+    The constructor calls `check_fits` with the length of its longest document: training cuts off a
     longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
     """
 
@@ -110,7 +113,6 @@ class Task:
     run_seed = 0  # the seed of the run that the task is for; Capo's people depend on it
 
     def __init__(self, block_size):
-        require_range("block_size", block_size, 1)
         self.block_size = block_size  # what a model reads; a window has one more token, a target
 
     @property
@@ -188,7 +190,10 @@ class Task:
         return F.pad(torch.cat(right), (1, 0)).cpu().numpy()
 
     def check_fits(self, longest):
-        """Refused if a window does not hold `longest` tokens."""
+        """Refused if a window does not hold `longest` tokens. A block_size of None becomes the
+        smallest that does."""
+        if self.block_size is None:
+            self.block_size = longest - 1
         needed = f"at least {longest - 1} to hold an instance"
         require(longest <= self.block_size + 1, "block_size", self.block_size, needed)
 
@@ -241,11 +246,6 @@ def share(outcomes):
     return float(np.mean(outcomes))
 
 
-def require(ok, field, value, reason):
-    if not ok:
-        raise Refused(f"{field} = {value!r}: {reason}")
-
-
 def require_range(field, value, least, most=10**6):  # more than a million can only be a slip
     require(least <= value <= most, field, value, f"allowed: {least:,} to {most:,}")
 
@@ -275,6 +275,10 @@ def score_text(value, unit):
 
 
 class Copy(Task):
+    """
+    N  how many numbers are copied
+    """
+
     def __init__(self, N=64, block_size=129):
         super().__init__(block_size)
         require_range("N", N, 2)
@@ -327,6 +331,14 @@ class NamesTask(Task):
 
 
 class Depo(NamesTask):
+    """
+    N          the most names on a cycle
+    K          the most hops that are asked for
+    V          how many letters words are made of
+    word_len   the fewest and the most letters of a word
+    separator  whether a comma ends each edge
+    """
+
     most_questions = 10  # in an instance; n if it has fewer nodes
 
     def __init__(self, N, K, V, word_len, separator, block_size):
@@ -544,6 +556,12 @@ MOST_EDGES = 4  # the most parents of a node, and the most children
 
 
 class Brevo(NamesTask):
+    """
+    N         the most names in a graph
+    V         how many letters words are made of
+    word_len  the fewest and the most letters of a word
+    """
+
     units = {"all": "share"}
 
     def __init__(self, N, V, word_len, block_size):
@@ -705,6 +723,10 @@ def draw_order(dice, parents, q):
 
 
 class Mano(Task):
+    """
+    L  the most operators in an expression
+    """
+
     modulus = 23
     chance = 0.06  # zero is the likeliest value: 6% of short expressions have it
 
@@ -959,6 +981,11 @@ def band_product(left, right, left_width, right_width):
 
 
 class Lano(Task):
+    """
+    cfg   the grammar: cfg3f or cfg3k
+    root  the symbol that sentences grow from; None: the grammar's own
+    """
+
     units = {"sentences": "share", "KL": "nats"}
 
     def __init__(self, cfg="cfg3f", root=17, block_size=128):
@@ -1079,6 +1106,11 @@ FILLERS = 50  # the different words that wordings are made of
 
 
 class Capo(Task):
+    """
+    N          how many people there are
+    exposures  how often each person is met, if --steps is not given
+    """
+
     units = {"names": "share", "facts": "share", "bits": "bits", "bits/param": "bits per parameter"}
 
     def __init__(self, N=2000, exposures=100, block_size=139):
@@ -1217,9 +1249,8 @@ def epoch_order(seed, epoch, N):
 
 
 class Text(Task):
-    """text    "python": the .py files of this Python's standard library; or the path of a file
-    size    of the text, in bytes
-    sha256  of the text. A run records both, as only scores on the same text can be compared
+    """
+    text  python, which is Python's standard library, or the path of a file
     """
 
     units = {"bits per byte": "bits per byte"}
@@ -1231,8 +1262,9 @@ class Text(Task):
 
     def __init__(self, text="python", block_size=256):
         super().__init__(block_size)
-        # A window fits in a block, and at least half of it is scored.
-        require_range("block_size", block_size, 2 * self.context, self.bytes_per_block - 1)
+        self.check_fits(2 * self.context + 1)  # at least half of a window is scored
+        # A window fits in a block.
+        require_range("block_size", self.block_size, 1, self.bytes_per_block - 1)
         self.text = text
         # A byte's word is what Python prints between b' and ', such as a, \n or \xff.
         self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
@@ -1389,6 +1421,8 @@ def make_task(name, run_seed=0, **parameters):
     bound.apply_defaults()
     task = TASKS[name](**bound.arguments)
     task.name, task.parameters = name, bound.arguments  # a dict, with the defaults
+    if "block_size" in task.parameters:
+        task.parameters["block_size"] = task.block_size  # it may have been None
     task.run_seed = run_seed
     return task
 

@@ -582,18 +582,23 @@ def test_bfloat16_throughout_and_by_autocast(mixer):
 
 
 # The first field named is the one that is refused.
-BAD_CONFIGS = [dict(n_layer=0), dict(canon_kernel=3), dict(canon_type="mine", canon="a")]
-BAD_CONFIGS += [dict(canon="abe"), dict(canon="aa"), dict(canon="abc", mlp="none")]
-BAD_CONFIGS += [dict(mlp="gelu"), dict(pos="rotary"), dict(pos="alibi", mixer="gla")]
-BAD_CONFIGS += [dict(short_conv=True), dict(mixer=""), dict(mixer="gdn,gdn,attention")]
+BAD_CONFIGS = [dict(n_layer=0), dict(n_layer=2.0), dict(canon_kernel=9), dict(canon_type="mine")]
+BAD_CONFIGS += [dict(canon="abe"), dict(canon="aa"), dict(canon=["a", "c"]), dict(canon=None)]
+BAD_CONFIGS += [dict(canon="abc", mlp="none"), dict(canon_residual="False"), dict(short_conv="no")]
+BAD_CONFIGS += [dict(mlp="gelu"), dict(pos="rotary"), dict(mixer=""), dict(mixer="gdn,gdn,gla")]
 BAD_CONFIGS += [dict(d_model=20), dict(d_model=16, pos="rope4"), dict(d_model=36, mixer="gdn")]
 
 
 @parametrize("bad", BAD_CONFIGS, ids=str)
 def test_config_names_field_and_value(bad):
     field, value = next(iter(bad.items()))
-    with pytest.raises(canon_gpt.Refused, match=f"^{field} = {value!r}: "):
+    with pytest.raises(canon_gpt.Refused, match=f"^{re.escape(f'{field} = {value!r}')}: "):
         small_model(**bad)
+
+
+def test_numbers_may_be_numpys():
+    config = Config(vocab_size=np.int64(9), block_size=np.int32(8))
+    assert json.dumps(dataclasses.asdict(config)) == json.dumps(dataclasses.asdict(Config(9, 8)))
 
 
 def test_part_one_runs_without_part_two(tmp_path):
@@ -784,8 +789,8 @@ def mixer_at(mixer, **options):
 
 def test_linear_mixers_start_as_their_authors_have_them():
     for mixer, default in {"gla": False, "mamba2": True, "gdn": True}.items():
-        assert (mixer_at(mixer, canon="acd").conv is not None) == default
-        assert mixer_at(mixer, canon="b").conv is None
+        for flag, wanted in {None: default, True: True, False: False}.items():
+            assert (mixer_at(mixer, canon="b", short_conv=flag).conv is not None) == wanted
     for mixer in ("gla", "gdn"):
         own = mixer_at(mixer, canon="b", short_conv=True).conv
         assert own.bias is None and own.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -942,6 +947,14 @@ def test_documents_are_enough_to_be_scored():
     wrong = numbers.count(3)
     scores = {"sequences": 1 - wrong / 60, "tokens": 1 - wrong / sum(n + 1 for n in numbers)}
     assert task.evaluate(Fake(forward=forward), 5, 60) == pytest.approx(scores)
+
+
+@parametrize("name", tasks.TASKS)
+def test_a_window_may_be_as_long_as_the_longest_instance(name):
+    block_size = make_task(name, block_size=None).settings["block_size"]
+    make_task(name, block_size=block_size)
+    with pytest.raises(canon_gpt.Refused, match=f"block_size = .*: at least {block_size} "):
+        make_task(name, block_size=block_size - 1)
 
 
 BAD_TASKS = (

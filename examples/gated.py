@@ -26,4 +26,4 @@ class GatedCanon(Canon):
 
 CANONS["gated"] = GatedCanon
 if __name__ == "__main__":
-    train.main(program=__file__)
+    train.main()

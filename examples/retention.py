@@ -37,4 +37,4 @@ class Retention(LinearMixer):
 
 MIXERS["retention"] = Retention
 if __name__ == "__main__":
-    train.main(program=__file__)
+    train.main()

@@ -28,4 +28,4 @@ class Reverse(Copy):
 
 TASKS["reverse"] = Reverse
 if __name__ == "__main__":
-    train.main(program=__file__)
+    train.main()
