@@ -63,6 +63,7 @@ WORLD = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1  # how many
 class Training:
     """What changes a run's result, besides its task and its model."""
 
+    preset: str = "nano"  # nano, small or paper: the size of task, model and training
     steps: int = 2000  # batches to train on
     batch_size: int = 32  # windows in a batch
     lr: float = 1e-3  # peak learning rate
@@ -76,7 +77,6 @@ class Training:
     seed: int = 0  # of data and initial weights
     dtype: str = "float32"  # float32, or bfloat16 for mixed precision
     eval_size: int = 512  # instances scored in an evaluation
-    preset: str = "nano"  # nano, small or paper: the size of task, model and training
 
     def __post_init__(self):
         for name in ("steps", "batch_size", "eval_size"):
@@ -689,6 +689,7 @@ def options(owner):
     return inspect.signature(owner).parameters
 
 
+@functools.cache
 def texts(owner):
     """{name: what --help says of it}: the comment beside a field of a dataclass, or the line in the
     docstring of a task's class."""
@@ -713,9 +714,10 @@ def make_parser(owners, usual):
     parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
     for title, owner in owners.items():
         group = parser.add_argument_group(title)
+        text_of = texts(owner)
         for name, option in options(owner).items():
-            if name in usual:
-                add_flag(group, name, option, usual[name], texts(owner).get(name, ""))
+            if option.default is not option.empty:  # Config's sizes follow from the task
+                add_flag(group, name, option, usual[name], text_of.get(name, ""))
     return parser
 
 
@@ -724,7 +726,9 @@ def add_flag(group, name, option, usual, text):
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int of int | None
     if kind is option.empty:
         kind = type(option.default)
-    words = {"dest": name, "help": f"{text} ({usual})".replace("%", "%%")}
+    if usual not in (None, ""):  # otherwise the text says what it is
+        text += f" ({usual})"
+    words = {"dest": name, "help": text.replace("%", "%%")}
     if kind is bool:
         words["action"] = argparse.BooleanOptionalAction
     elif kind is tuple:
@@ -743,8 +747,9 @@ def usual_settings(owners, task_name, preset, device):
     """{option: its value where no flag is typed}: what the preset says, or else its default."""
     usual = {}
     for owner in owners.values():
-        defaults = {name: option.default for name, option in options(owner).items()}
-        usual |= {name: value for name, value in defaults.items() if value is not inspect._empty}
+        for name, option in options(owner).items():
+            if option.default is not option.empty:
+                usual[name] = option.default
     on_cuda = device == "cuda"
     mixed = on_cuda and gpu_has_bfloat16()
     usual |= {"device": device, "workers": 4 if on_cuda else 0, "preset": preset}
@@ -758,11 +763,10 @@ def read_flags(argv, owners, usual):
     if unknown:
         flags = [flag_of(name) for name in vars(typed)]
         near = difflib.get_close_matches(unknown[0], flags, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(flags)}"
-        raise Refused(f"{unknown[0]}: no such option here; {hint}")
-    values = {name: value for name, value in vars(typed).items() if value is not None}
-    values.pop("task", None)
-    return values
+        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(flags)}"
+        raise Refused(f"{unknown[0]}: no option of {', '.join(owners)}; {hint}")
+    del typed.task
+    return {name: value for name, value in vars(typed).items() if value is not None}
 
 
 def settings_of(argv):
@@ -772,7 +776,9 @@ def settings_of(argv):
     Precedence: flag, then preset, then default.
     """
     # The other flags depend on these four.
-    first = argparse.ArgumentParser("train.py", usage=argparse.SUPPRESS, add_help=False)
+    first = argparse.ArgumentParser(
+        prog="train.py", usage=argparse.SUPPRESS, allow_abbrev=False, add_help=False
+    )
     for flag in ("--task", "--preset", "--device", "--resume"):
         first.add_argument(flag)
     chosen, _ = first.parse_known_args(argv)
@@ -794,7 +800,7 @@ def settings_of(argv):
     of_task = pick(TASKS[task_name], values)
     if "block_size" not in typed:  # the preset's, or longer if an instance is
         shortest = make_task(task_name, **of_task | {"block_size": None})
-        of_task["block_size"] = max(of_task["block_size"], shortest.block_size)
+        of_task["block_size"] = max(of_task["block_size"] or 1, shortest.block_size)
     task = make_task(task_name, run_seed=values["seed"], **of_task)
     of_model = pick(Config, values | {"vocab_size": task.vocab_size})
     config = Config(**of_model | {"block_size": task.block_size})
@@ -811,9 +817,12 @@ def settings_of(argv):
 def settings_of_run(folder, argv):
     """The same for --resume: all is in the folder's config.json, but flags of Run count first."""
     about = read_config(folder)
-    typed = read_flags(argv, {"run": Run}, dataclasses.asdict(Run()) | about["execution"])
+    typed = read_flags(argv, {"a resumed run": Run}, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
     task, config = task_and_config(about)
+    now = json.loads(json.dumps(task.settings))  # as in the file, with lists in place of tuples
+    for name, value in about["task"].items():  # a text may have changed
+        require(now[name] == value, name, now[name], f"the run began with {value!r}")
     training = Training(preset=about["preset"], **about["training"])
     run = Run(**about["execution"] | typed, out=folder)
     check_parts(training, run)
@@ -864,21 +873,22 @@ def end(message, status=2):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    program = shlex.join(["python", sys.argv[0]])
+    begun_as = ["python", sys.argv[0]]
     try:
         task, config, training, run = settings_of(argv)
         if WORLD > 1:
             if run.device == "cuda":
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
             torch.distributed.init_process_group()
-        command = f"{program} {shlex.join(argv)}"
+        command = shlex.join(begun_as + argv)
         *ready, so_far = set_up(task, config, training, run, command)
     except Refused as error:
         end(error)
     try:
         train(task, training, run, *ready, so_far)
     except KeyboardInterrupt:
-        end(f"stopped; {program} --resume {run.out} goes on from step {so_far['step']}", status=130)
+        command = shlex.join([*begun_as, "--resume", run.out])
+        end(f"stopped; its checkpoint is of step {so_far['step']}: {command}", status=130)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
