@@ -106,15 +106,14 @@ class Run:
     workers: int = 0  # processes that draw data; by default 4 on CUDA, else 0
     compile: bool | None = None  # torch.compile; by default where it works and pays
     grad_accum: int = 1  # parts of a batch: less memory, same training
-    eval_every: int | None = None  # steps between evaluations; by default a 20th of the run
+    eval_every: int = 0  # steps between evaluations; 0: a 20th of the run
 
     def __post_init__(self):
         seen = ", ".join(devices())
         require(self.device in devices(), "device", self.device, f"PyTorch sees only: {seen}")
         require(self.workers >= 0, "workers", self.workers, "allowed: 0 or more")
         require(self.grad_accum >= 1, "grad_accum", self.grad_accum, "allowed: 1 or more")
-        if self.eval_every is not None:
-            require(self.eval_every >= 1, "eval_every", self.eval_every, "allowed: 1 or more")
+        require(self.eval_every >= 0, "eval_every", self.eval_every, "allowed: 0 or more")
 
 
 def devices():
@@ -299,6 +298,10 @@ def set_up(task, config, training, run, command):
 
     Returns (model, fast_model, optimizer, autocast, so_far), as `train` takes them. Raises Refused.
     """
+    parts = WORLD * run.grad_accum  # of all processes; each gets equally many windows
+    allowed = f"must be a multiple of {parts}"
+    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
+
     torch.manual_seed(training.seed)
     torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: they slow CPUs down
     model = CanonGPT(config).to(run.device)
@@ -701,26 +704,6 @@ def texts(owner):
     return found
 
 
-def make_parser(owners, usual):
-    """A flag for each option of these owners. usual: {option: what it is if no flag is typed}."""
-    wide = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100)
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description=__doc__,
-        formatter_class=wide,
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-    )
-    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
-    for title, owner in owners.items():
-        group = parser.add_argument_group(title)
-        text_of = texts(owner)
-        for name, option in options(owner).items():
-            if option.default is not option.empty:  # Config's sizes follow from the task
-                add_flag(group, name, option, usual[name], text_of.get(name, ""))
-    return parser
-
-
 def add_flag(group, name, option, usual, text):
     """One flag. If it is not typed, its value is None."""
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int of int | None
@@ -736,32 +719,33 @@ def add_flag(group, name, option, usual, text):
         words["metavar"] = words["type"].__name__.upper()
     else:
         words |= {"type": kind, "metavar": kind.__name__.upper()}
-    group.add_argument(flag_of(name), **words)
-
-
-def flag_of(name):
-    return "--" + name.replace("_", "-")
-
-
-def usual_settings(owners, task_name, preset, device):
-    """{option: its value where no flag is typed}: what the preset says, or else its default."""
-    usual = {}
-    for owner in owners.values():
-        for name, option in options(owner).items():
-            if option.default is not option.empty:
-                usual[name] = option.default
-    on_cuda = device == "cuda"
-    mixed = on_cuda and gpu_has_bfloat16()
-    usual |= {"device": device, "workers": 4 if on_cuda else 0, "preset": preset}
-    usual["dtype"] = "bfloat16" if mixed else "float32"
-    return usual | PRESETS[preset].get(task_name, PRESETS[preset]["other"])
+    group.add_argument(f"--{name.replace('_', '-')}", **words)
 
 
 def read_flags(argv, owners, usual):
-    """{option: value} of the flags that were typed. A flag that no owner has is refused."""
-    typed, unknown = make_parser(owners, usual).parse_known_args(argv)
+    """{option: value} of the flags that were typed.
+
+    owners  {title: the dataclass or task's class whose options may be typed}
+    usual   {option: what it is if no flag is typed}
+    """
+    wide = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100)
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description=__doc__,
+        formatter_class=wide,
+        usage=argparse.SUPPRESS,  # so that an error is one line
+        allow_abbrev=False,
+    )
+    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
+    for title, owner in owners.items():
+        group = parser.add_argument_group(title)
+        text_of = texts(owner)
+        for name, option in options(owner).items():
+            if option.default is not option.empty:  # Config's sizes follow from the task
+                add_flag(group, name, option, usual[name], text_of.get(name, ""))
+    typed, unknown = parser.parse_known_args(argv)
     if unknown:
-        flags = [flag_of(name) for name in vars(typed)]
+        flags = [f"--{name.replace('_', '-')}" for name in vars(typed)]
         near = difflib.get_close_matches(unknown[0], flags, n=1)
         hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(flags)}"
         raise Refused(f"{unknown[0]}: no option of {', '.join(owners)}; {hint}")
@@ -771,11 +755,8 @@ def read_flags(argv, owners, usual):
 
 def settings_of(argv):
     """(task, config, training, run) from the command line: the Task, the model's Config, a Training
-    and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed.
-
-    Precedence: flag, then preset, then default.
-    """
-    # The other flags depend on these four.
+    and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
+    # What other flags there are, and their defaults, depends on these four.
     first = argparse.ArgumentParser(
         prog="train.py", usage=argparse.SUPPRESS, allow_abbrev=False, add_help=False
     )
@@ -787,31 +768,40 @@ def settings_of(argv):
     device = chosen.device or devices()[0]
     preset = chosen.preset or ("small" if device == "cuda" else "nano")
     require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
-
     task_name = ALIASES.get(chosen.task, chosen.task)
     owners = {"model": Config, "training": Training, "run": Run}
     if task_name in TASKS:
         owners = {task_name: TASKS[task_name], **owners}
-    usual = usual_settings(owners, task_name, preset, device)
-    typed = read_flags(argv, owners, usual)
+
+    # Precedence: flag, then preset, then default.
+    values = {}
+    for owner in reversed(owners.values()):  # the task last: block_size is its own
+        values |= {name: option.default for name, option in options(owner).items()}
+    values |= {"device": device, "preset": preset}
+    if device == "cuda":
+        values |= {"workers": 4, "dtype": "bfloat16" if gpu_has_bfloat16() else "float32"}
+    values |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
+    typed = read_flags(argv, owners, values)
+    values |= typed
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
-    values = usual | typed
     of_task = pick(TASKS[task_name], values)
     if "block_size" not in typed:  # the preset's, or longer if an instance is
         shortest = make_task(task_name, **of_task | {"block_size": None})
         of_task["block_size"] = max(of_task["block_size"] or 1, shortest.block_size)
     task = make_task(task_name, run_seed=values["seed"], **of_task)
-    of_model = pick(Config, values | {"vocab_size": task.vocab_size})
-    config = Config(**of_model | {"block_size": task.block_size})
+    values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo's follow from how often each person is met
         values["steps"] = task.steps(values["batch_size"])
-    training = Training(**pick(Training, values))
-    run = Run(**pick(Run, values))
-    check_parts(training, run)
+    config, training, run = (owner(**pick(owner, values)) for owner in (Config, Training, Run))
     if run.out is None:
         run.out = str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
+
+
+def pick(owner, values):
+    """Of all values those of this owner's options."""
+    return {name: values[name] for name in options(owner)}
 
 
 def settings_of_run(folder, argv):
@@ -824,21 +814,7 @@ def settings_of_run(folder, argv):
     for name, value in about["task"].items():  # a text may have changed
         require(now[name] == value, name, now[name], f"the run began with {value!r}")
     training = Training(preset=about["preset"], **about["training"])
-    run = Run(**about["execution"] | typed, out=folder)
-    check_parts(training, run)
-    return task, config, training, run
-
-
-def pick(owner, values):
-    """Of all values those of this owner's options."""
-    return {name: values[name] for name in options(owner) if name in values}
-
-
-def check_parts(training, run):
-    """Every process gets equally many windows, and so does every part of a batch."""
-    parts = WORLD * run.grad_accum
-    allowed = f"must be a multiple of {parts}"
-    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
+    return task, config, training, Run(**about["execution"] | typed, out=folder)
 
 
 def run_name(task, config, training, typed):
