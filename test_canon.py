@@ -959,7 +959,7 @@ def test_a_window_may_be_as_long_as_the_longest_instance(name):
 
 BAD_TASKS = (
     ("sort", {}, "task = 'sort': allowed: copy, "),
-    ("copy", dict(N=10**8), "N = 100000000: "),
+    ("copy", dict(N=1), "N = 1: at least 2"),
     ("copy", dict(block_size=128), "block_size = 128: at least 129"),
     ("depo", dict(K=5), "K = 5: "),
     ("depo", dict(word_len=(3, 2)), "word_len = (3, 2): "),
@@ -1366,7 +1366,7 @@ def exact_table(language, text):
 
 
 @exercise(11, 3)
-@parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3j", 12), ("cfg3k", 12)])
+@parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3k", 12)])
 def test_lano_chart_equals_enumeration(cfg, root):
     task = make_task("lano", cfg=cfg, root=root)
     language = all_yields(task.grammar, root)
@@ -1394,12 +1394,11 @@ def test_grammars_are_the_papers():
         rules = sum(len(choices) for choices in grammar.rules.values())
         mean = round(float(grammar.mean[grammar.root]), 3)
         found[cfg] = rules, mean, grammar.longest[grammar.root]
-    want = {"cfg3f": (54, 249.86, 729), "cfg3j": (57, 543.926, 2052), "cfg3k": (68, 516.305, 1458)}
-    assert found == want
+    assert found == {"cfg3f": (54, 249.86, 729), "cfg3k": (68, 516.305, 1458)}
 
 
 @exercise(11, 2)
-@parametrize("cfg, most", [("cfg3f", 350), ("cfg3j", 1000), ("cfg3k", 800)])
+@parametrize("cfg, most", [("cfg3f", 350), ("cfg3k", 800)])
 def test_lano_long_sentences_keep_their_probability(cfg, most):
     grammar = tasks.Grammar(tasks.GRAMMARS[cfg])
     sentences = grammar.sample(default_rng(1), 1000)
