@@ -60,16 +60,16 @@ class Config:
     n_layer: int = 12  # blocks
     n_head: int = 12  # attention heads (linear mixers have their own number)
     d_model: int = 768  # the width D
-    mixer: str = "attention"  # attention, gla, mamba2, gdn; gdn,attention: in turn
+    mixer: str = "attention"  # attention, gla, mamba2, gdn, or a pattern: gdn,attention
     mlp: str = "swiglu"  # swiglu, swiglu-relu2, silu, relu2, none
     pos: str = "rope"  # attention's positions: rope, rope4, nope, alibi, halibi
     canon: str = ""  # the points that have a Canon layer, such as abcd
-    canon_type: str = "conv"  # an entry of CANONS
+    canon_type: str = "conv"  # which Canon layer: conv, or your own entry of CANONS
     canon_kernel: int = 4  # how many tokens a Canon layer mixes, 2 to 8
     canon_residual: bool = True  # add a Canon layer's input to its output
     canon_silu: bool = False  # apply SiLU to a Canon layer's convolution
     canon_frozen: bool = False  # never train Canon's random initial weights
-    short_conv: bool | None = None  # linear mixers' own convolution; None: their default
+    short_conv: bool | None = None  # linear mixers' own convolution (None: as each has it)
     tie_embeddings: bool = False  # one matrix for embedding and output head
 
     # At a first reading, skip to section 2: the rest of this class checks the values.
@@ -130,9 +130,8 @@ class Config:
 # copies of x. Read it there. The layer below calls `causal_conv`, which computes the same faster.
 #
 # To write a text token by token, a model reads it in pieces: first the prompt, then each token that
-# it has written. We call this a stream. What the layers must remember between pieces is in one
-# `State`, which is empty at first. A layer that must remember something has an entry there, under
-# itself:
+# it has written. We call this a stream. What layers must remember between pieces is kept in one
+# `State`, which is empty at first. Each layer has its entry there under itself:
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
 #     state[an Attention]      all keys (after rotary) and values so far: the KV cache
@@ -278,7 +277,7 @@ class Positions(nn.Module):
 class Rotary(Positions):
     """For "rope": turns all channels of a head (Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
-    Those who go on to longer texts often raise `base`: most pairs then turn more slowly.
+    For longer texts, people often raise `base`, which makes most pairs turn more slowly.
     """
 
     base = 10000.0
@@ -841,11 +840,11 @@ def decay_between(g):
     """The log decay from step s to step t: g (.., C) gives (.., C, C). [t, s] is g_{s+1} + .. + g_t
     for s <= t, and -inf for s > t.
 
-    It is a difference of two sums from the start, which may be large and close to each other. So
+    It is a difference of two sums from the start, which can be large and close to each other. So
     it is computed in float64, or float32 on Apple's GPUs (MPS), which have no float64.
 
-    No log decay counts as less than -1000, as exp(-1000) is 0 in float64, too. With -1e20 in both
-    sums, other terms would be lost in rounding; with -inf, their difference would be NaN.
+    No log decay counts as less than -1000, because exp(-1000) is 0 even in float64. With -1e20 in
+    both sums, other terms would be lost in rounding; with -inf, their difference would be NaN.
     """
     precise = torch.float32 if g.device.type == "mps" else torch.float64
     sums = g.to(precise).clamp(min=-1000).cumsum(-1)
@@ -869,9 +868,9 @@ def decayed_products(q, k, g):
     """
     # exercise 9
     C = q.shape[-2]
-    if g.shape[-1] == 1:  # one decay for all channels stands outside the product
+    if g.shape[-1] == 1:  # one decay for all channels can be taken out of the sum
         return float32_product(q, k.mT) * decay_between(g[..., 0]).exp()
-    # With a decay per channel, exp(..) stands inside the sum. Split it at a step between s and t: k
+    # With a decay per channel, exp(..) stays in the sum. Split it at a step between s and t: k
     # fades from s to there, and q from there to t, so that neither overflows. No one step suits all
     # pairs (t, s). So start with blocks of one step, and join neighbours. A pair across two blocks
     # splits where these meet:
@@ -899,8 +898,8 @@ def decayed_products(q, k, g):
     # end of exercise
 
 
-def write_into_state(k, fade_out, u):
-    """K_out^T u, the sum of decays times k u^T over a chunk: (B, H, K, V).
+def chunk_writes(k, fade_out, u):
+    """K_out^T u, the sum over a chunk of k u^T times the decay: (B, H, K, V).
 
     k (B, H or 1, C, K); fade_out (B, H, C, K or 1); u (B, H, C, V). With one decay for all
     channels, u can be faded in place of k. Then heads that share k are done in one product.
@@ -910,9 +909,9 @@ def write_into_state(k, fade_out, u):
     return (fade_out * k).mT @ u
 
 
-def read_from_state(q, fade_in, S):
-    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `write_into_state`, with one decay for
-    all channels the product can be faded in place of q."""
+def chunk_reads(q, fade_in, S):
+    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `chunk_writes`, with one decay for all
+    channels the product can be faded in place of q."""
     if fade_in.shape[-1] == 1:
         return fade_in * torch.einsum("bhck,bhkv->bhcv", q, S)
     return (fade_in * q) @ S
@@ -982,11 +981,11 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
         U = U0[n]
         if W is not None:
             # exercise 10: U (B, H, C, V)
-            U = U - float32_product(W[n], S)  # in float32, as its error would stay in S
+            U = U - float32_product(W[n], S)  # in float32, because an error would stay in S
             # end of exercise
         # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to what is after it
-        o.append(read_from_state(q[n], fade_in[n], S) + A[n] @ U)
-        S = whole_decay[n] * S + write_into_state(k[n], fade_out[n], U)
+        o.append(chunk_reads(q[n], fade_in[n], S) + A[n] @ U)
+        S = whole_decay[n] * S + chunk_writes(k[n], fade_out[n], U)
         # end of exercise
     return from_chunks(torch.stack(o), T, out_dtype), S
 

@@ -103,8 +103,8 @@ class Task:
     cuts off a longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
     """
 
-    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
-    # another word; the first four say how scores are printed.
+    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", which
+    # say how scores are printed, or another word.
     units = {"sequences": "share", "tokens": "share"}
     chance = None  # the share that guessing gets right, if it is worth a line in a figure
     stop = None  # the token that ends an answer, if answers differ in length
@@ -579,8 +579,8 @@ class Brevo(NamesTask):
         super().__init__(block_size)
         require(N >= 3, "N", N, "at least 3")
         self.N, self.words = N, Words(N, V, word_len)
-        # A window must hold the most edges and the longest answer, in words of average length. An
-        # instance that is longer than the window, which Brevo2 has at N = 50, is drawn again.
+        # A window must hold the most edges and the longest answer, in words of average length. The
+        # words of Brevo2 can make an instance longer than that, at N = 50, say. It is drawn again.
         most_edges = sum(min(MOST_EDGES, node) for node in range(N))  # a parent is an earlier node
         most_words = 2 * most_edges + 1 + N  # the edges, q and the answer
         average = (self.words.shortest + self.words.longest) / 2
@@ -651,7 +651,7 @@ class Brevo(NamesTask):
     def evaluate(self, model, seed, n):
         """n greedy answers at size N: the share that is right."""
         rng = np.random.default_rng([seed, EVAL])
-        prompts = defaultdict(list)  # by length, as `generate` takes prompts of one length
+        prompts = defaultdict(list)  # by length, because `generate` takes prompts of one length
         longest = defaultdict(int)  # their longest answer; any right answer is as long as ours
         for document in self.instances(rng, [self.N for _ in range(n)]):
             ((start, end),) = self.answer_spans(document)
@@ -1394,7 +1394,8 @@ def make_task(name, run_seed=0, **parameters):
     task = TASKS[name](**arguments)
     if "block_size" in known:
         arguments["block_size"] = task.block_size  # it may have been None
-    task.name, task.parameters, task.run_seed = name, arguments, run_seed
+    task.name, task.parameters = name, arguments
+    task.run_seed = run_seed
     return task
 
 
@@ -1413,7 +1414,7 @@ def printed(task, document):
 
 
 def wrapped(text):
-    """The text in lines of 96 characters, unless it has lines of its own."""
+    """The text in lines of 96 characters, unless it already has line breaks."""
     if "\n" in text:
         return text
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
