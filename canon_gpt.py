@@ -1,24 +1,24 @@
-"""A Transformer with Canon layers (Zeyuan Allen-Zhu, arXiv 2512.17351).
+"""A Transformer with Canon layers (Zeyuan Allen-Zhu, https://arxiv.org/abs/2512.17351).
 
 A Canon layer adds to each hidden state a weighted sum of itself and the three before it, with one
 weight per channel and distance:
 
     h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
 
-It can sit at four points of a block; `canon="abcd"` is all four. With attention and a gated MLP, in
-a model of width D, Canon-A and Canon-C are D wide. Canon-B is 3D wide (q, k and v), and Canon-D
-about 16D/3 (gate and up):
+It can sit at four points of a block, A to D; `canon="abcd"` means all four. In a model of width D
+with attention and a gated MLP, Canon-A and Canon-C are D wide, Canon-B is 3D wide (q, k and v), and
+Canon-D is about 16D/3 wide (gate and up):
 
     x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)       canon_a, canon_b
     x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)       canon_c, canon_d
 
-Part I is that Transformer, whole: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP,
-6 norm and block, 7 model. Part II puts linear recurrences in attention's place: 8 the recurrence,
-9 the same by matrix products, 10 GLA, Mamba2, Gated DeltaNet. (Part I runs without it.)
+Part I is the whole Transformer: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP, 6 norm
+and block, 7 model. Part II replaces attention by linear recurrences: 8 the recurrence, 9 the same
+by matrix products, 10 GLA, Mamba2 and Gated DeltaNet. Part I runs without Part II.
 
-To try a part of your own, a Canon layer, say, write one class and enter it in the table at the end
-of its section: examples/README.md says how. Comments such as `# exercise 5` mark code that
-assignment/make.py takes out for students; a reader can ignore them.
+To try your own Canon layer, or another part, write one class and enter it in the table at the end
+of its section; examples/README.md shows how. Comments such as `# exercise 5` mark code that
+assignment/make.py takes out for students. Other readers can ignore them.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from kernels import causal_conv
 
 # ---- 1. Configuration ------------------------------------------------------
 #
-# Shapes in comments: B sequences, T tokens of each, D the model's width, H attention heads, K dims
-# of a head's queries and keys, V of its values; S, all tokens so far, these T included.
+# Shapes in comments: B sequences, T tokens of each, D the model's width, H heads, K the width of a
+# head's queries and keys, V that of its values.
 
 
 class Refused(ValueError):
@@ -43,7 +43,7 @@ class Refused(ValueError):
 
 
 def require(ok, name, value, allowed):
-    """Raise Refused unless the value is ok; `allowed` says what is."""
+    """Raise Refused unless the value is ok; `allowed` says what would be."""
     if not ok:
         raise Refused(f"{name} = {value!r}: {allowed}")
 
@@ -60,16 +60,16 @@ class Config:
     n_layer: int = 12  # blocks
     n_head: int = 12  # attention heads (linear mixers have their own number)
     d_model: int = 768  # the width D
-    mixer: str = "attention"  # attention, gla, mamba2, gdn; gdn,attention: in turn
+    mixer: str = "attention"  # attention, gla, mamba2, gdn, or a pattern: gdn,attention
     mlp: str = "swiglu"  # swiglu, swiglu-relu2, silu, relu2, none
     pos: str = "rope"  # attention's positions: rope, rope4, nope, alibi, halibi
     canon: str = ""  # the points that have a Canon layer, such as abcd
-    canon_type: str = "conv"  # an entry of CANONS
+    canon_type: str = "conv"  # which Canon layer: conv, or your own entry of CANONS
     canon_kernel: int = 4  # how many tokens a Canon layer mixes, 2 to 8
     canon_residual: bool = True  # add a Canon layer's input to its output
     canon_silu: bool = False  # apply SiLU to a Canon layer's convolution
     canon_frozen: bool = False  # never train Canon's random initial weights
-    short_conv: bool | None = None  # linear mixers' own convolution; None: their default
+    short_conv: bool | None = None  # linear mixers' own convolution (None: as each has it)
     tie_embeddings: bool = False  # one matrix for embedding and output head
 
     # At a first reading, skip to section 2: the rest of this class checks the values.
@@ -119,58 +119,66 @@ class Config:
 
 # ---- 2. Canon --------------------------------------------------------------
 #
-# Attention can look anywhere. But it takes a whole layer of it to tell each token what stands just
-# before. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1
-# tells each token its left neighbour. Then layer 2 can search for the token that stands after an
-# "Ada". A Canon layer does the first step with four weights per channel.
-
-
-def canon_by_hand(x, weight):
-    """What a Canon layer computes: paper Eq. 4.1, by shifting x one step at a time.
-
-    x       (B, T, width)
-    weight  (kernel, width); weight[i] is for the token i steps back
-    returns (B, T, width)
-
-    This is to be read: no model calls it. `Canon` below calls `causal_conv`, which computes the
-    same faster (kernels.py); a test compares the two.
-    """
-    # exercise 1
-    y = x  # h_t, the residual
-    shifted = x  # h_{t-i}, for i = 0, 1, ..
-    for w in weight:  # w_i: (width,)
-        y = y + w * shifted
-        # Shift by one token: add a row of zeros in front, and drop the last row. (F.pad counts from
-        # the last dim: nothing on the width, then one row before time.)
-        shifted = F.pad(shifted, (0, 0, 1, 0))[:, :-1]
-    return y
-    # end of exercise
-
-
-# To write text token by token, a model reads its text in pieces: a *stream*. What it keeps between
-# pieces is one dict, `state`, empty at first. Layers that must remember something write it there,
-# each under itself: state[layer]. (What attention keeps is usually called the KV cache.)
+# Attention can look anywhere, but it needs a whole layer just to tell each token what comes before
+# it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1
+# tells each token its left neighbour, so that layer 2 can search for the token that follows an
+# "Ada". Such a pair is called an induction head (Olsson et al. 2022,
+# https://arxiv.org/abs/2209.11895). A Canon layer does the first step with four weights per
+# channel.
+#
+# kernels.py has the definition of the sum above, `causal_conv_reference`: a loop over shifted
+# copies of x. Read it there. The layer below calls `causal_conv`, which computes the same faster.
+#
+# To write a text token by token, a model reads it in pieces: first the prompt, then each token that
+# it has written. We call this a stream. What layers must remember between pieces is kept in one
+# `State`, which is empty at first. Each layer has its entry there under itself:
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
-#     state[an Attention]      all keys (after rotary) and values, each (B, S, H, K)
-#     state[a linear mixer]    the recurrence's matrix, (B, H, K, V); its convolution keeps inputs,
-#                              as Canon does (Part II)
+#     state[an Attention]      all keys (after rotary) and values so far: the KV cache
+#     state[a linear mixer]    the matrix S of its recurrence, (B, H, K, V) (Part II)
+#     state[a ShortConv]       its last three inputs, as for Canon (Part II)
 #     state[the model]         how many tokens it has read
 #
-# To fork a stream, copy the dict, by dict(state): no layer changes in place what it has kept. With
-# activation checkpointing pass no state: a block that runs a second time would find its own inputs.
+# Pass no state together with activation checkpointing, which runs a block twice: the second time,
+# the block would find its own inputs.
+
+
+class State:
+    """What the layers of one model keep of a text that comes in pieces: state[layer].
+
+    It isn't a dict, because wrappers such as PyTorch's FSDP2 and Hugging Face's accelerate pass
+    copies of dicts to the modules inside, and what a layer writes into a copy is lost.
+    """
+
+    def __init__(self, entries=()):
+        self.entries = dict(entries)
+
+    def __contains__(self, layer):
+        return layer in self.entries
+
+    def __getitem__(self, layer):
+        return self.entries[layer]
+
+    def __setitem__(self, layer, entry):
+        self.entries[layer] = entry
+
+    def copy(self):
+        """Forks the stream. A shallow copy is enough, because layers replace their entries and
+        never modify them."""
+        return State(self.entries)
 
 
 class Canon(nn.Module):
-    """The Canon layer, or a variant of the paper's: no residual, with SiLU.
+    """The Canon layer, or one of the paper's variants: without residual, or with SiLU.
 
-    The weights are drawn as Conv1d draws them: with kernel 4, from uniform(-1/2, 1/2), of variance
-    1/12. So before training the layer adds sqrt(4/12) = 0.58 times the size of its input, if tokens
-    are independent. Linear layers are drawn from normal(0, 0.02). With such weights, a Canon layer
-    would add sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
+    Its start is special. The weights are drawn as Conv1d draws its own: with kernel 4, from
+    uniform(-1/2, 1/2), which has a variance of 1/12. If tokens are independent, the layer therefore
+    begins by adding sqrt(4/12) = 0.58 times the size of its input. Drawn from normal(0, 0.02), like
+    those of Linear layers, the weights would add sqrt(4) * 0.02 = 0.04 times that size: almost
+    nothing of the neighbours.
 
-    CanonGPT redraws only Linear and Embedding layers, and train.py lets only their matrices decay.
-    These weights are a bare nn.Parameter, outside such layers, so neither applies to them.
+    So the weights are a bare nn.Parameter. CanonGPT redraws Linear and Embedding layers only, and
+    only these decay in train.py.
     """
 
     def __init__(self, width, config):
@@ -182,8 +190,8 @@ class Canon(nn.Module):
         self.silu = config.canon_silu
 
     def forward(self, x, state=None):
-        """(B, T, width) -> same. state: None, or the dict of a stream."""
-        n_earlier = len(self.weight) - 1  # the inputs before x that it needs
+        """(B, T, width) -> same. In a stream, x is the next piece and `state` a State."""
+        n_earlier = len(self.weight) - 1  # how many inputs before x it needs
         tail = tail_of_stream(self, x, n_earlier, state)
         if not self.silu:
             return causal_conv(x, self.weight, self.residual, tail)
@@ -192,15 +200,15 @@ class Canon(nn.Module):
 
 
 def tail_of_stream(layer, x, n, state):
-    """Returns the n inputs that came before x, and keeps the last n up to the end of x in
-    state[layer], for the next piece.
+    """Returns the n inputs that came before x. Keeps the last n inputs, x included, in state[layer]
+    for the next piece.
 
     x        (B, T, width)
-    n        how many, at least 1
-    returns  (B, n, width), zeros where the stream begins; None if there is no stream.
-             `causal_conv` takes None for zeros, and so must a layer of your own
+    n        at least 1
+    returns  (B, n, width), zeros at the start of the stream; None, which `causal_conv` takes for
+             zeros, if there is no stream
 
-    What it keeps is a copy: a view would keep all of x in memory.
+    It keeps a copy, because a view would hold all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -216,14 +224,14 @@ def tail_of_stream(layer, x, n, state):
 
 
 class NoCanon(nn.Module):
-    """Stands where a block has no Canon layer. (nn.Identity takes no state.)"""
+    """Takes the place of a Canon layer where there is none. (nn.Identity takes no state.)"""
 
     def forward(self, x, state=None):
         return x
 
 
-# A Canon layer of your own is a class with the same constructor and forward, and one more entry.
-# examples/gated.py is one, to copy.
+# Your own Canon layer is a class with the same constructor and forward, and one more entry here.
+# examples/gated.py is one to copy.
 CANONS = {"conv": Canon}
 
 
@@ -239,17 +247,17 @@ def canon_at(point, width, config):
 
 # ---- 3. Positions ----------------------------------------------------------
 #
-# Without positions, one attention layer sees a set of earlier tokens, not a sequence. (Deeper ones
-# can infer some of the order, as each token there has seen a different set.) Rotary positions turn
-# each pair of dims of q and k by an angle that grows with the position, so that positions enter
-# q_i . k_j only as i - j. ALiBi and H-ALiBi turn nothing: they add a bias to these products, the
-# attention scores.
+# Without positions, an attention layer sees the earlier tokens as a set, not as a sequence. (Deeper
+# layers can infer some of the order, because each token there has seen a different set.) Rotary
+# positions (RoPE) turn each pair of channels of q and k by an angle that grows with the position,
+# so that positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi turn nothing: they add a bias
+# to these products, the attention scores.
 
 
 class Positions(nn.Module):
     """For "nope": no positions. It is the base class of the others, and of your own.
 
-    Each attention layer has an instance of its own, and calls both methods in each forward pass.
+    Each attention layer has its own instance, and calls both methods in each forward pass.
     """
 
     def __init__(self, config):
@@ -257,52 +265,53 @@ class Positions(nn.Module):
         self.n_head = config.n_head  # `bias` may differ from head to head
 
     def turn(self, x, start):
-        """Mark positions start .. start + T - 1 in queries or keys (B, T, H, K) -> same shape."""
+        """Mark the positions start .. start + T - 1 in queries or keys, (B, T, H, K) -> same."""
         return x
 
-    def bias(self, T, S, device):
-        """Added to the attention scores, (H, T, S): the T queries are the last of the S tokens.
-
-        -inf forbids a pair; None adds nothing. Attention itself hides the future.
-        """
+    def bias(self, T, T_all, device):
+        """What to add to the attention scores, (H, T, T_all), or None for nothing. The T queries
+        are the last of T_all tokens. -inf forbids a pair; attention itself hides the future."""
         return None
 
 
 class Rotary(Positions):
-    """For "rope": turns all dims of a head (Su et al. 2021)."""
+    """For "rope": turns all channels of a head (Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
-    divisor = 1  # the first 1/divisor of a head's dims are turned
-    base = 10000.0  # a larger one turns most pairs more slowly, for longer distances
+    For longer texts, people often raise `base`, which makes most pairs turn more slowly.
+    """
+
+    base = 10000.0
+    divisor = 1  # the first 1/divisor of a head's channels are turned
 
     def __init__(self, config):
         super().__init__(config)
-        config.check_width(config.n_head * 2 * self.divisor)  # dims are turned in pairs
+        config.check_width(config.n_head * 2 * self.divisor)  # channels are turned in pairs
         K = config.d_model // config.n_head
-        self.n_dims = K // self.divisor  # dims of a head that are turned
+        self.n_turned = K // self.divisor  # channels of a head
 
     def turn(self, x, start):
-        # Angles are cheap to compute anew. Kept with the model, they would be rounded with it in
-        # bfloat16, which is too coarse for them.
+        # The angles are computed each time, which is cheap. In a buffer, model.bfloat16() would
+        # round them, and bfloat16 is too coarse for them.
         positions = torch.arange(start, start + x.shape[1], device=x.device)
-        angles = rotary_angles(positions, self.n_dims, self.base)
+        angles = rotary_angles(positions, self.n_turned, self.base)
         return rotate(x, angles.cos(), angles.sin())
 
 
 class QuarterRotary(Rotary):
-    """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's dims."""
+    """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's channels."""
 
     divisor = 4
 
 
-def rotary_angles(positions, n_dims, base):
-    """(T, n_dims / 2), for T positions: position t turns pair j by t * base^(-2j / n_dims)."""
-    dims = torch.arange(0, n_dims, 2, dtype=torch.float32, device=positions.device)
-    frequencies = base ** (-dims / n_dims)  # radians per position
+def rotary_angles(positions, n_turned, base):
+    """(T, n_turned / 2), for T positions: position t turns pair j by t * base^(-2j / n_turned)."""
+    channels = torch.arange(0, n_turned, 2, dtype=torch.float32, device=positions.device)
+    frequencies = base ** (-channels / n_turned)  # radians per position
     return positions[:, None] * frequencies
 
 
 def rotate(x, cos, sin):
-    """Turn R pairs of dims: (x_j, x_{j+R}) for j < R. Dims from 2R on stay as they are.
+    """Turn R pairs of channels, (x_j, x_{j+R}) for j < R. Channels from 2R on stay as they are.
 
     x         (B, T, H, K)
     cos, sin  (T, R), of the angle of each pair at each position
@@ -318,36 +327,38 @@ def rotate(x, cos, sin):
 
 
 class ALiBi(Positions):
-    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H.
+    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H (Press
+    et al. 2021, https://arxiv.org/abs/2108.12409).
 
-    (In bfloat16, the dtype of the mask under autocast, large distances share a value.)
+    Under autocast the mask is in bfloat16, where large distances share a value.
     """
 
-    def bias(self, T, S, device):
+    def bias(self, T, T_all, device):
         h = head_numbers(self.n_head, device)
         slope = 2.0 ** (-8 * h / self.n_head)
-        return -slope * distances(T, S, device)
+        return -slope * distances(T, T_all, device)
 
 
 class HALiBi(Positions):
-    """For "halibi": of H heads, head 1 sees one token, itself; head 2 the two nearest; and so on up
-    to head H/2. The other half sees all. (This is our reading of the paper.)"""
+    """For "halibi": of H heads, head 1 sees one token, itself; head 2 sees the nearest two; and so
+    on up to head H/2. The other half see all. (This is our reading of the paper.)"""
 
-    def bias(self, T, S, device):
+    def bias(self, T, T_all, device):
         h = head_numbers(self.n_head, device)
         in_first_half = h <= self.n_head // 2
-        too_far = (distances(T, S, device) >= h) & in_first_half  # (H, T, S)
+        too_far = (distances(T, T_all, device) >= h) & in_first_half  # (H, T, T_all)
         return torch.zeros(too_far.shape, device=device).masked_fill(too_far, -math.inf)
 
 
-def distances(T, S, device):
-    """(T, S): i - j for i among the last T of S positions, j among all; negative if j is later."""
-    i = torch.arange(S - T, S, device=device)[:, None]
-    return i - torch.arange(S, device=device)
+def distances(T, T_all, device):
+    """(T, T_all): i - j, for i among the last T positions and j among all; negative if j is later
+    than i."""
+    i = torch.arange(T_all - T, T_all, device=device)[:, None]
+    return i - torch.arange(T_all, device=device)
 
 
 def head_numbers(n_head, device):
-    """1 .. H, as (H, 1, 1), to broadcast against distances (T, S)."""
+    """1 .. H, as (H, 1, 1), to broadcast against distances (T, T_all)."""
     h = torch.arange(1, n_head + 1, dtype=torch.float32, device=device)
     return h[:, None, None]
 
@@ -363,29 +374,29 @@ POSITIONS = {
 
 # ---- 4. Attention ----------------------------------------------------------
 #
-# A mixer is the part of a block that lets each token see all tokens before it. In Part I it is
+# A mixer is the part of a block that lets each token see the tokens before it. In Part I this is
 # attention; Part II has others.
 
 
 class Mixer(nn.Module):
-    """The base class of all mixers. One of your own is a subclass, and one more entry of MIXERS.
+    """The base class of all mixers. Your own is a subclass, and one more entry of MIXERS.
 
     Its constructor takes (config). Its forward(x, state), (B, T, D) -> same, looks back only, and
     sends its projections through self.canon_b, which is canon_at("b", their width, config).
     """
 
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
-    # gets the rest of BLOCK_BUDGET. (Count yours: nothing checks this.)
+    # gets the rest of BLOCK_BUDGET. (Count yours: nothing checks this number.)
     budget = 4
-    streams = True  # whether it can go on where the last piece of a text ended
+    streams = True  # False: it needs the whole text again for each new piece
 
 
 class Attention(Mixer):
     """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together.
 
-    Canon-B comes before rotary. Rotary turns the two channels of a pair together, and that is why
-    q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After rotary it
-    would scale a pair's two channels differently, and then i and j themselves would matter.
+    Canon-B comes before rotary, for this reason. Rotary turns the two channels of a pair together,
+    and so q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After
+    rotary it would scale a pair's two channels differently, and i and j themselves would matter.
     """
 
     def __init__(self, config):
@@ -399,7 +410,10 @@ class Attention(Mixer):
         self.positions = POSITIONS[config.pos](config)
 
     def forward(self, x, state=None):
-        """(B, T, D) -> same. state[self] is all keys (turned) and values so far, (B, S, H, K)."""
+        """(B, T, D) -> same. Of the T_all tokens of the stream so far, x has the last T.
+
+        state[self] is all keys, turned, and all values: (B, T_all, H, K) each.
+        """
         # exercise 5
         B, T, D = x.shape
         qkv = self.canon_b(self.qkv(x), state)  # (B, T, 3D)
@@ -412,35 +426,35 @@ class Attention(Mixer):
         q = self.positions.turn(q, start)  # only rotary positions turn
         k = self.positions.turn(k, start)
         if start > 0:
-            k = torch.cat([past_k, k], dim=1)  # (B, S, H, K)
+            k = torch.cat([past_k, k], dim=1)  # (B, T_all, H, K)
             v = torch.cat([past_v, v], dim=1)
         if state is not None:
-            state[self] = k.contiguous(), v.contiguous()  # a view would keep q, too, in memory
+            state[self] = k.contiguous(), v.contiguous()  # a view would keep q in memory, too
 
-        scores_mask = self.mask(T, S=start + T, like=q)  # (T, S), (H, T, S) or None
-        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or S, K)
-        # y = softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K). Without a mask of ours, `is_causal`
-        # hides the future.
+        scores_mask = self.mask(T, start + T, like=q)  # (T, T_all), (H, T, T_all) or None
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or T_all, K)
+        # y = softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K). If we have no mask, `is_causal` hides
+        # the future.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
         )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
         # end of exercise
 
-    def mask(self, T, S, like):
-        """The causal mask, added to the attention scores, (T, S) or (H, T, S): the T queries are
-        the last of the S tokens, and -inf hides a token. It has the dtype and device of `like`.
+    def mask(self, T, T_all, like):
+        """The causal mask, (T, T_all) or (H, T, T_all), in the dtype and on the device of `like`.
+        It is added to the attention scores; -inf hides a token.
 
-        Returns None if a head sees all earlier tokens alike and no tokens came before: then
-        PyTorch's own causal mask does the same, faster.
+        Returns None if there is no bias and no tokens came before: then PyTorch's own causal mask
+        does the same, faster.
         """
         # exercise 5
-        bias = self.positions.bias(T, S, like.device)  # (H, T, S) or None
-        if bias is None and T == S:
+        bias = self.positions.bias(T, T_all, like.device)  # (H, T, T_all) or None
+        if bias is None and T == T_all:
             return None
         if bias is None:
-            bias = torch.zeros(T, S, device=like.device)
-        later = distances(T, S, like.device) < 0
+            bias = torch.zeros(T, T_all, device=like.device)
+        later = distances(T, T_all, like.device) < 0
         return bias.masked_fill(later, -math.inf).to(like.dtype)
         # end of exercise
 
@@ -450,19 +464,20 @@ MIXERS = {"attention": Attention}  # Part II adds three
 
 # ---- 5. MLP ----------------------------------------------------------------
 
-BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2. Attention takes 4, its MLP 8
+BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2: attention takes 4, its MLP 8
 
 
 def relu2(x):
+    """Squared ReLU (So et al. 2021, https://arxiv.org/abs/2109.08668)."""
     return F.relu(x).square()
 
 
-MLPS = {  # the activation, and whether the MLP is gated; one of your own is one more entry
-    "swiglu": (F.silu, True),
+MLPS = {  # the activation, and whether there is a gate; your own is one more entry
+    "swiglu": (F.silu, True),  # Shazeer 2020, https://arxiv.org/abs/2002.05202
     "swiglu-relu2": (relu2, True),  # SwiGLU with relu2 in SiLU's place
     "silu": (F.silu, False),
     "relu2": (relu2, False),
-    "none": (None, False),  # such a block has no MLP
+    "none": (None, False),  # blocks have no MLP
 }
 
 
@@ -470,8 +485,8 @@ class MLP(nn.Module):
     """The feed-forward part of a block: gated, down(act(gate) * up), or standard, down(act(up)),
     with Canon-D before the activation.
 
-    budget  its parameters, in D^2. With attention it is 8: the hidden width is 8D/3 if gated, 4D
-            if not
+    budget  its parameters, in D^2. With attention it is 8, so the hidden width is 8D/3 if gated,
+            and 4D if not
     """
 
     def __init__(self, config, budget):
@@ -479,7 +494,7 @@ class MLP(nn.Module):
         D = config.d_model
         self.act, self.gated = MLPS[config.mlp]
         matrices = 3 if self.gated else 2  # gate, up and down, or up and down: D x hidden each
-        exact_hidden = budget * D / matrices  # as matrices * D * hidden = budget * D^2
+        exact_hidden = budget * D / matrices  # because matrices * D * hidden = budget * D^2
         hidden = max(8, 8 * round(exact_hidden / 8))  # the nearest multiple of 8, fast on GPUs
         up_width = 2 * hidden if self.gated else hidden
         self.up = nn.Linear(D, up_width, bias=False)  # if gated, it makes gate and up side by side
@@ -500,20 +515,26 @@ class MLP(nn.Module):
 
 
 def at_least_float32(x):
-    """x in float32 (float64 stays): bfloat16 is too coarse for means and long decays."""
+    """x in float32 (float64 stays), because bfloat16 is too coarse for means and long decays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def autocast_device(x):
+    """The kind of device whose autocast applies to x. Tensors on PyTorch's "meta" device, which
+    have shapes but no numbers, have no autocast of their own, so they follow the CPU's."""
+    return "cpu" if x.is_meta else x.device.type
 
 
 def matmul_dtype(x):
     """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
-    device = x.device.type
+    device = autocast_device(x)
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dim."""
+    """x / rms(x) * weight over the last dim (https://arxiv.org/abs/1910.07467)."""
 
     def __init__(self, width):
         super().__init__()
@@ -526,9 +547,9 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Mixer and MLP, each after a norm and inside a residual; Canon A and C follow the norms.
+    """Mixer and MLP, each after a norm and inside a residual. Canon-A and Canon-C follow the norms.
 
-    There is no dropout, as in the paper. To have it, let `forward` apply it to what it adds to x.
+    There is no dropout, as in the paper. For dropout, apply it in `forward` to what is added to x.
     """
 
     def __init__(self, config, mixer_name):
@@ -563,13 +584,12 @@ class CanonGPT(nn.Module):
                                 canon="abcd"))
         logits, loss = model(tokens, targets)
 
-    To feed a sequence in pieces, pass a dict that starts empty and lives through the stream:
+    To feed a sequence in pieces, pass one State all along (section 2 says what it holds):
 
-        state = {}
+        state = State()
         logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
 
-    The logits are those of the whole sequence at once. Section 2 says what `state` holds.
-    Raises Refused if a layer cannot cut the width into its heads.
+    The logits are those of the whole sequence at once.
     """
 
     def __init__(self, config):
@@ -585,13 +605,15 @@ class CanonGPT(nn.Module):
         self.init_weights()
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
-        # Whether a text may be read in pieces: not if a layer of your own says `streams = False`.
+        # False if any layer says `streams = False`. Generation then reads the whole text again for
+        # each token.
         self.streams = all(getattr(module, "streams", True) for module in self.modules())
 
     def init_weights(self):
-        """Initial weights: Linear and Embedding from normal(0, 0.02) in all layers, biases zero.
+        """Draw the weights of all Linear and Embedding layers from normal(0, 0.02), and set biases
+        to zero.
 
-        Other Parameters keep the initial values that their class gave them: those of Canon, of
+        Other Parameters keep the initial values that their class gave them: those of Canon and
         RMSNorm, and some of the linear mixers'. (GPT-2 also divides the last matrices of mixer and
         MLP by sqrt(2 n_layer). The paper does not.)
         """
@@ -608,53 +630,54 @@ class CanonGPT(nn.Module):
         targets    (B, T) int64, what should follow each token; or None
         loss_mask  (B, T) bool, which targets count; None: all. A negative target, such as
                    PyTorch's -100, never counts
-        state      None, or the dict of a stream
+        state      None, or the State of a stream, whose next piece `tokens` is. If there is an
+                   error, it stays as it was
         returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
-        Raises ValueError if the tokens, with those already in the stream, exceed block_size, if
-        there is a state and a layer does not stream, or if the state belongs to another model.
         """
-        if state is not None and not self.streams:
-            raise ValueError("a layer of this model says that it cannot read a text in pieces")
-        if state and self not in state:  # copy.deepcopy(state) copies the layers, its keys, too
-            raise ValueError("this state is another model's; to copy a state, write dict(state)")
-        limit = self.config.block_size
-        start = 0 if state is None else state.get(self, 0)  # how many tokens came before
-        length = start + tokens.shape[1]
-        if length > limit:
-            raise ValueError(f"a sequence of {length} tokens is longer than block_size = {limit}")
+        start = self.tokens_read(state)
+        length, limit = start + tokens.shape[1], self.config.block_size
+        require(length <= limit, "length", length, f"block_size allows {limit} tokens")
+        after = None  # the layers write into a copy of the state
         if state is not None:
-            state[self] = length
+            after = state.copy()
+            after[self] = length
 
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
-            x = block(x, state)
+            x = block(x, after)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
-        if targets is None:
-            return logits, None
-        # The mean cross-entropy of the targets that count.
-        counts = targets >= 0
-        if loss_mask is not None:
-            counts = counts & loss_mask
-        flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
-        flat_targets = targets.clamp(min=0).flatten()  # in place of a negative one, any will do
-        token_losses = F.cross_entropy(flat_logits, flat_targets, reduction="none")
-        token_losses = token_losses.view_as(targets)  # (B, T), in nats
-        target_count = counts.sum().clamp(min=1)  # the loss is 0 if no target counts
-        loss = (token_losses * counts).sum() / target_count
+        loss = None if targets is None else mean_loss(logits, targets, loss_mask)
+        if state is not None:
+            state.entries = after.entries
         return logits, loss
+
+    def tokens_read(self, state):
+        """How many tokens the model has read in this stream."""
+        if state is None:
+            return 0
+        if not self.streams:
+            raise ValueError("a layer of this model cannot read a text in pieces")
+        if state.entries and self not in state:  # copy.deepcopy copies the layers, too
+            raise ValueError("this state is another model's; to fork a stream, use state.copy()")
+        return state[self] if self in state else 0
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
         """Continue tokens (B, T): returns (B, up to T + max_new_tokens) int64.
 
-        Temperature 0 takes the likeliest token; above 0, tokens are drawn from
-        softmax(logits / temperature), without top-k. A row that has produced `stop` is filled with
-        it; when all have, generation ends. `generator` is a torch.Generator on the tokens' device.
-        Raises ValueError if the text grows longer than block_size, and Refused if the temperature
-        is negative. With dropout or the like in the model, call model.eval() first.
+        temperature  0 takes the likeliest token; above 0, tokens are drawn from
+                     softmax(logits / temperature), without top-k
+        stop         a token that ends a row, which is then filled up with it; when all rows have
+                     ended, generation stops
+        generator    a torch.Generator on the tokens' device
+
+        Dropout and the like stay on unless you call model.eval() first.
         """
         require(temperature >= 0, "temperature", temperature, "allowed: 0 or more")
-        state = {} if self.streams else None  # None: each step reads all tokens again
+        room = self.config.block_size + 1 - tokens.shape[1]  # the last token is never read
+        fits = f"block_size leaves room for {room}"
+        require(max_new_tokens <= room, "max_new_tokens", max_new_tokens, fits)
+        state = State() if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         # Which rows have produced `stop`: (B, 1).
         done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
@@ -686,6 +709,20 @@ class CanonGPT(nn.Module):
         }
 
 
+def mean_loss(logits, targets, loss_mask):
+    """The mean cross-entropy of the targets that count, in nats; 0 if none does."""
+    counts = targets >= 0
+    if loss_mask is not None:
+        is_bool = loss_mask.dtype == torch.bool
+        require(is_bool, "loss_mask", loss_mask.dtype, "allowed: torch.bool")
+        counts = counts & loss_mask
+    flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
+    flat_targets = targets.clamp(min=0).flatten()  # any will do in place of a negative one
+    losses = F.cross_entropy(flat_logits, flat_targets, reduction="none")  # in nats
+    losses = losses.view_as(targets)  # (B, T)
+    return (losses * counts).sum() / counts.sum().clamp(min=1)
+
+
 def count_numbers(parameters):
     return sum(parameter.numel() for parameter in parameters)
 
@@ -697,9 +734,9 @@ def count_numbers(parameters):
 # ---- 8. The linear recurrence ----------------------------------------------
 #
 # Attention keeps every key and value, so each token costs more than the last. A linear mixer keeps
-# one matrix S (K x V) per head: a sum of products k v^T, so that S^T k gives back what was written
-# under keys like k. Each step fades S, writes one pair into it and reads it once. With vectors k_t,
-# v_t, q_t of the token, and S zero at first:
+# one matrix S (K x V) per head instead. It is a sum of products k v^T, so that S^T k gives back
+# what was written under keys like k. Each step fades S, writes one pair into it, and reads it once.
+# With the vectors k_t, v_t, q_t of token t, and S zero at first:
 #
 #     S_t = (I - b_t k_t k_t^T) diag(d_t) S_{t-1} + w_t k_t v_t^T            o_t = S_t^T q_t
 #
@@ -709,16 +746,15 @@ def count_numbers(parameters):
 #     Gated DeltaNet    one number              b_t    yes        projections; q, k of unit length
 #
 # (Mamba2 computes its strength dt_t from the token. GLA and Gated DeltaNet divide q by sqrt(K), as
-# attention does.) The bracket is the factor I - b_t k_t k_t^T. Without it, two values written under
-# one key pile up. For k_t of unit length, it first removes the share b_t of what the faded S holds
-# under k_t. That is the "delta rule": one step, of size b_t, of gradient descent on
-# |S^T k_t - v_t|^2 / 2.
+# attention does.) The bracket is the factor I - b_t k_t k_t^T. Without it, two values that are
+# written under one key pile up. With it, and a k_t of unit length, the share b_t of what the faded
+# S holds under k_t is removed before v_t is written. This is the "delta rule", because it is one
+# step, of size b_t, of gradient descent on |S^T k_t - v_t|^2 / 2.
 #
-# The loop below is the definition; section 9 computes the same, fast. (In Part I, S counts tokens;
-# here it is this matrix.)
+# The loop below is the definition. Section 9 computes the same, fast.
 
 
-def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
+def linear_recurrence(q, k, v, log_decay, beta=None, S=None):
     """The recurrence, step by step.
 
     q, k       (B, T, H, K), T >= 1; H may be 1, for queries and keys that all heads share
@@ -726,16 +762,16 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
     log_decay  (B, T, H) or (B, T, H, K): ln of d_t, at most 0
     beta       (B, T, H): b_t, which is also w_t; or None: no bracket, and w_t = 1 (for another
                w_t, pass w_t v_t as v)
-    state      (B, H, K, V) before the first step; None: zeros
-    returns    o (B, T, H, V) in v's dtype, and the state after the last step, both computed in
-               float32 (float64 if v is)
+    S          (B, H, K, V), before the first step; None: zeros
+    returns    o (B, T, H, V) in v's dtype, and S after the last step; both are computed in float32
+               (float64 if v is)
     """
     B, T, H, V = v.shape
     out_dtype = v.dtype
     q, k, v, log_decay = map(at_least_float32, (q, k, v, log_decay))
     decay = log_decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
     # exercise 8
-    S = v.new_zeros(B, H, k.shape[3], V) if state is None else at_least_float32(state)
+    S = v.new_zeros(B, H, k.shape[3], V) if S is None else at_least_float32(S)
     o = []
     for t in range(T):
         key, query = k[:, t, :, :, None], q[:, t, :, :, None]  # (B, H or 1, K, 1)
@@ -752,7 +788,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 
 # ---- 9. The same by matrix products ----------------------------------------
 #
-# Cut time into N chunks of C steps. Let S be the state before a chunk, and count its steps from 1.
+# Cut time into N chunks of C steps. Let S be the matrix before a chunk, and count its steps from 1.
 # Below, d_1 .. d_t is a product of decays (with one decay per key channel, a product per channel).
 # Three matrices have a row for each step t:
 #
@@ -760,15 +796,15 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #     K_in     d_1 .. d_t k_t          the key under which S is read      k * fade_in
 #     K_out    d_{t+1} .. d_C k_t      what is left of k_t at the end     k * fade_out
 #
-# 1. Without the bracket, a chunk is a small attention, o = A V, on top of what S gives. For C = 4,
+# 1. Without the bracket, a chunk is a small attention, o = A V, on top of what S gives. For C = 4:
 #
 #         q1.k1
 #         d2 q2.k1          q2.k2                                        = A (`decayed_products`)
 #         d2 d3 q3.k1       d3 q3.k2       q3.k3
 #         d2 d3 d4 q4.k1    d3 d4 q4.k2    d4 q4.k3    q4.k4
 #
-# 2. With the bracket, step t writes not v_t but u_t: b_t times the difference of v_t from what the
-#    faded state holds under k_t. That comes from S, and from the chunk's earlier steps:
+# 2. With the bracket, step t doesn't write v_t, but u_t: b_t times the difference between v_t and
+#    what is already held under k_t. This comes from S and from the chunk's earlier steps:
 #
 #         u_t = b_t (v_t - S^T (d_1 .. d_t k_t) - sum_{s<t} L_ts u_s)
 #         L_ts = (d_{s+1} .. d_t k_t) . k_s          (A with k in place of q, zero on its diagonal)
@@ -778,14 +814,14 @@ def linear_recurrence(q, k, v, log_decay, beta=None, state=None):
 #
 #         U = b (V - K_in S - L U),    so    U = R (V - K_in S)    with R = (I + b L)^-1 b
 #
-#    U0 = R V and W = R K_in need no S, so all chunks compute them at once. Then U = U0 - W S (the
-#    "WY form").
+#    U0 = R V and W = R K_in do not need S, so all chunks compute them at once. Then U = U0 - W S.
+#    This is the "WY form" of the delta rule (Yang et al. 2024, https://arxiv.org/abs/2406.06484).
 #
 # 3. The outputs of the chunk are o = Q_in S + A U.
 #
-# 4. The state after it, with which the next chunk starts, is d_1 .. d_C S + K_out^T U.
+# 4. The next chunk starts with the matrix d_1 .. d_C S + K_out^T U.
 #
-# Decays are kept as logarithms, g_t = ln d_t. Then d_2 d_3 can be had from a difference of sums,
+# Decays are kept as logarithms, g_t = ln d_t, so that d_2 d_3 follows from a difference of sums,
 # (g_1 + g_2 + g_3) - g_1. As a ratio of products, d_1 d_2 d_3 / d_1, it would be 0 / 0 when decays
 # are strong.
 
@@ -804,11 +840,11 @@ def decay_between(g):
     """The log decay from step s to step t: g (.., C) gives (.., C, C). [t, s] is g_{s+1} + .. + g_t
     for s <= t, and -inf for s > t.
 
-    It is a difference of two sums from the start, which may be large and close to each other. So
+    It is a difference of two sums from the start, which can be large and close to each other. So
     it is computed in float64, or float32 on Apple's GPUs (MPS), which have no float64.
 
-    No log decay counts as less than -1000, as exp(-1000) is 0 in float64, too. With -1e20 in both
-    sums, other terms would be lost in rounding; with -inf, their difference would be NaN.
+    No log decay counts as less than -1000, because exp(-1000) is 0 even in float64. With -1e20 in
+    both sums, other terms would be lost in rounding; with -inf, their difference would be NaN.
     """
     precise = torch.float32 if g.device.type == "mps" else torch.float64
     sums = g.to(precise).clamp(min=-1000).cumsum(-1)
@@ -819,8 +855,8 @@ def decay_between(g):
 
 
 def float32_product(a, b):
-    """a @ b in float32 also under autocast (in TF32 on a GPU, where train.py allows it)."""
-    with torch.autocast(a.device.type, enabled=False):
+    """a @ b in float32, even under autocast (in TF32 on a GPU if train.py allows it)."""
+    with torch.autocast(autocast_device(a), enabled=False):
         return at_least_float32(a) @ at_least_float32(b)
 
 
@@ -832,9 +868,9 @@ def decayed_products(q, k, g):
     """
     # exercise 9
     C = q.shape[-2]
-    if g.shape[-1] == 1:  # one decay for all channels stands outside the product
+    if g.shape[-1] == 1:  # one decay for all channels can be taken out of the sum
         return float32_product(q, k.mT) * decay_between(g[..., 0]).exp()
-    # With a decay per channel, exp(..) stands inside the sum. Split it at a step between s and t: k
+    # With a decay per channel, exp(..) stays in the sum. Split it at a step between s and t: k
     # fades from s to there, and q from there to t, so that neither overflows. No one step suits all
     # pairs (t, s). So start with blocks of one step, and join neighbours. A pair across two blocks
     # splits where these meet:
@@ -862,8 +898,8 @@ def decayed_products(q, k, g):
     # end of exercise
 
 
-def write_into_state(k, fade_out, u):
-    """K_out^T u, the sum of decays times k u^T over a chunk: (B, H, K, V).
+def chunk_writes(k, fade_out, u):
+    """K_out^T u, the sum over a chunk of k u^T times the decay: (B, H, K, V).
 
     k (B, H or 1, C, K); fade_out (B, H, C, K or 1); u (B, H, C, V). With one decay for all
     channels, u can be faded in place of k. Then heads that share k are done in one product.
@@ -873,17 +909,17 @@ def write_into_state(k, fade_out, u):
     return (fade_out * k).mT @ u
 
 
-def read_from_state(q, fade_in, S):
-    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `write_into_state`, with one decay for
-    all channels the product can be faded in place of q."""
+def chunk_reads(q, fade_in, S):
+    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `chunk_writes`, with one decay for all
+    channels the product can be faded in place of q."""
     if fade_in.shape[-1] == 1:
         return fade_in * torch.einsum("bhck,bhkv->bhcv", q, S)
     return (fade_in * q) @ S
 
 
 def into_chunks(x, N, C):
-    """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. These
-    leave the state as it is: nothing is written, and a log decay of 0 fades nothing."""
+    """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. They leave
+    S as it is: nothing is written, and a log decay of 0 fades nothing."""
     B, T, H, X = x.shape
     padding = x.new_zeros(B, N * C - T, H, X)
     x = torch.cat([at_least_float32(x), padding], dim=1).unflatten(1, (N, C))  # (B, N, C, H, X)
@@ -896,16 +932,14 @@ def from_chunks(o, T, dtype):
     return o.flatten(1, 2)[:, :T].to(dtype)  # without the padding
 
 
-def chunked_linear_attention(
-    q, k, v, log_decay, beta=None, state=None, chunk=64, return_state=True
-):
+def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, return_S=True):
     """`linear_recurrence` in chunks, for T >= 1: same arguments, and the same result up to
     rounding. Time and memory are linear in T.
 
-    chunk         the most tokens per chunk; for a decay per channel, rounded up to a power of two
-    return_state  whether the last state is wanted; otherwise None may be returned for it
+    chunk     the most tokens per chunk; for a decay per channel, rounded up to a power of two
+    return_S  whether the last S is wanted; otherwise None may be returned for it
 
-    Under autocast the large products run in its dtype; A, L, decays and the state stay in float32.
+    Under autocast the large products run in its dtype; A, L, decays and S stay in float32.
     """
     T, out_dtype = v.shape[1], v.dtype
     if log_decay.dim() == 3:
@@ -933,47 +967,49 @@ def chunked_linear_attention(
         U0 = R @ v
         W = R @ (k * fade_in)  # R K_in
         # end of exercise
-    if N == 1 and state is None and not return_state:
+    if N == 1 and S is None and not return_S:
         return from_chunks(A @ U0, T, out_dtype), None  # S before the chunk is zero, so o = A U
     # The rest of point 2, and points 3 and 4, chunk by chunk.
     fade_out = decay_until_end(g).exp()  # d_{t+1} .. d_C in row t
     whole_decay = fade_in[..., -1, :, None]  # d_1 .. d_C, (N, B, H, K or 1, 1)
-    if state is None:
+    if S is None:
         _, B, H, _, V = v.shape
         S = v.new_zeros(B, H, k.shape[4], V)
-    else:
-        S = at_least_float32(state)
+    S = at_least_float32(S)
     o = []
     for n in range(N):
         U = U0[n]
         if W is not None:
             # exercise 10: U (B, H, C, V)
-            U = U - float32_product(W[n], S)  # in float32, as its error would stay in S
+            U = U - float32_product(W[n], S)  # in float32, because an error would stay in S
             # end of exercise
-        # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to the state after it
-        o.append(read_from_state(q[n], fade_in[n], S) + A[n] @ U)
-        S = whole_decay[n] * S + write_into_state(k[n], fade_out[n], U)
+        # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to what is after it
+        o.append(chunk_reads(q[n], fade_in[n], S) + A[n] @ U)
+        S = whole_decay[n] * S + chunk_writes(k[n], fade_out[n], U)
         # end of exercise
     return from_chunks(torch.stack(o), T, out_dtype), S
 
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
-# Each projects, mixes neighbours (by Canon-B, or by a short convolution of its own), turns some
-# projections into decays and strengths, runs the recurrence, gates what it read, and projects back.
-# The paper's Canon-AbCD, with a small b, is Canon at A, C and D beside the short convolution: here
-# canon="acd" and short_conv=True. Mixer and MLP share some 12 D^2 parameters per layer; Mamba2's
-# key, query and decays add 144 D, at 64 dims almost a fifth more.
+# Each projects, mixes neighbours (by Canon-B, by its own short convolution, or by both in this
+# order, which is our choice), turns some projections into decays and strengths, runs the
+# recurrence, gates what it has read, and projects back. The paper's Canon-AbCD, with a small b, has
+# the short convolution in place of Canon-B: canon="acd" and short_conv=True. Mixer and MLP share
+# about 12 D^2 parameters per layer; Mamba2's key, query and decays add 144 D, which is almost a
+# fifth at D = 64.
 
 
 class ShortConv(nn.Module):
-    """The mixers' own convolution: kernel 4, SiLU, no residual; in Mamba2 it has a bias."""
+    """The mixers' own convolution: kernel 4, SiLU, no residual; in Mamba2 it has a bias.
+
+    std  that of the initial weights, where the author's code sets one; None: they are uniform, as
+         in a Canon layer
+    """
 
     kernel = 4
 
     def __init__(self, width, std=None, bias=False):
-        """std is that of the initial weights, where the author's code sets one. Without it, they
-        are uniform, as in a Canon layer."""
         super().__init__()
         bound = self.kernel**-0.5
         self.weight = nn.Parameter(torch.empty(self.kernel, width).uniform_(-bound, bound))
@@ -990,30 +1026,29 @@ class ShortConv(nn.Module):
         return F.silu(y)
 
 
-def short_conv_of(mixer, width, config, **initial):
-    """The mixer's own convolution, or None where it has none."""
-    wanted = mixer.short_conv if config.short_conv is None else config.short_conv
-    return ShortConv(width, **initial) if wanted else None
-
-
 class LinearMixer(Mixer):
     """The base class of GLA, Mamba2 and Gated DeltaNet."""
 
-    short_conv = False  # whether it has its own convolution if config.short_conv is None
+    short_conv = False  # whether it has its own convolution where config.short_conv is None
+
+    def own_conv(self, width, config, **initial):
+        """The mixer's ShortConv, or None if it is off."""
+        is_on = self.short_conv if config.short_conv is None else config.short_conv
+        return ShortConv(width, **initial) if is_on else None
 
     def recur(self, q, k, v, log_decay, beta=None, state=None):
-        """o (B, T, H, V). Here state is the dict of a stream; it keeps the matrix S."""
+        """o (B, T, H, V) of the recurrence. In a stream, state[self] is the matrix S."""
         T, K = k.shape[1], k.shape[3]
         V = v.shape[3]
-        # Chunks of 32 are faster where K V is small, those of 64 where it is large
-        # (benchmarks/README.md has the times). With the bracket, one chunk of up to 96 steps is as
-        # fast as several, and compiles in a third of the time.
+        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large (benchmarks/README.md
+        # has the times). With the bracket, one chunk of up to 96 steps is as fast as several, and
+        # compiles in a third of the time.
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
             chunk = T
         in_stream = state is not None
-        S = state.get(self) if in_stream else None
-        o, S = chunked_linear_attention(q, k, v, log_decay, beta, S, chunk, return_state=in_stream)
+        S = state[self] if in_stream and self in state else None
+        o, S = chunked_linear_attention(q, k, v, log_decay, beta, S, chunk, return_S=in_stream)
         if in_stream:
             state[self] = S
         return o
@@ -1022,8 +1057,8 @@ class LinearMixer(Mixer):
 def initial_dt_bias(n_head):
     """The bias of dt, the step size by which Mamba2 and Gated DeltaNet decay.
 
-    softplus of it is log-uniform in 0.001 .. 0.1. Heads with a small dt start with a long
-    memory, those with a large one with a short memory.
+    Its softplus is log-uniform in 0.001 .. 0.1. Heads with a small dt start with a long memory,
+    heads with a large one with a short memory.
     """
     dt = torch.exp(torch.empty(n_head).uniform_(math.log(0.001), math.log(0.1)))
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # ln(e^dt - 1), softplus's inverse
@@ -1035,8 +1070,8 @@ def heads(x, n_head):
 
 
 class GLA(LinearMixer):
-    """Gated linear attention: 4 heads, a decay per key channel. The keys of all heads together have
-    D/2 channels, the values D."""
+    """Gated linear attention (Yang et al. 2023, https://arxiv.org/abs/2312.06635): 4 heads, a decay
+    per key channel. The keys of all heads together have D/2 channels, the values D."""
 
     budget = 4
     n_head = 4
@@ -1047,8 +1082,8 @@ class GLA(LinearMixer):
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
-        self.conv = short_conv_of(self, 2 * D, config, std=0.02)
-        # Low rank: through 16 dims.
+        self.conv = self.own_conv(2 * D, config, std=0.02)
+        # Low rank: through 16 channels.
         self.decay = nn.Sequential(nn.Linear(D, 16, bias=False), nn.Linear(16, D // 2))
         self.gate = nn.Linear(D, D, bias=False)
         self.norm = RMSNorm(D // self.n_head)  # of each head's output
@@ -1057,10 +1092,10 @@ class GLA(LinearMixer):
     def forward(self, x, state=None):
         D = x.shape[-1]
         qkv = self.canon_b(self.qkv(x), state)
-        if self.conv is not None:  # after Canon-B, if both are on (our choice)
+        if self.conv is not None:
             qkv = self.conv(qkv, state)
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
-        # The decay is sigmoid(..)^(1/16): near 1, so that memory is long.
+        # The decay is sigmoid(..)^(1/16): near 1, so that memories are long.
         log_decay = heads(F.logsigmoid(at_least_float32(self.decay(x))) / 16, self.n_head)
         q = q * q.shape[-1] ** -0.5  # as in attention (self.norm cancels it, but for its eps)
         o = self.recur(q, k, v, log_decay, state=state)  # (B, T, H, V)
@@ -1069,11 +1104,12 @@ class GLA(LinearMixer):
 
 
 class Mamba2(LinearMixer):
-    """State-space model: 16 heads, values of 2D, one key and one query of 64 for all heads."""
+    """A state-space model (Dao and Gu 2024, https://arxiv.org/abs/2405.21060): 16 heads, 2D value
+    channels, and one key and one query of 64 channels for all heads."""
 
     budget = 6
     n_head = 16
-    n_state = 64  # dims of the key and of the query
+    n_state = 64  # channels of the key and of the query
     short_conv = True
 
     def __init__(self, config):
@@ -1081,11 +1117,11 @@ class Mamba2(LinearMixer):
         config.check_width(self.n_head // 2)  # the heads divide the values' 2D
         D = config.d_model
         H, K = self.n_head, self.n_state
-        # Gate 2D, value 2D, key K, query K, dt H: its authors' z, x, B, C, and dt, the step size.
+        # Gate 2D, value 2D, key K, query K, dt H. Its authors call them z, x, B, C and dt.
         width = 4 * D + 2 * K + H
         self.into = nn.Linear(D, width, bias=False)
         self.canon_b = canon_at("b", width, config)
-        self.conv = short_conv_of(self, 2 * D + 2 * K, config, bias=True)
+        self.conv = self.own_conv(2 * D + 2 * K, config, bias=True)
         # The decay is exp(-rate dt), with rate = exp(A_log): at first 1 in head 1 to 16 in head 16.
         self.A_log = nn.Parameter(torch.arange(1.0, H + 1).log())
         self.dt_bias = initial_dt_bias(H)
@@ -1112,7 +1148,8 @@ class Mamba2(LinearMixer):
 
 
 class GatedDeltaNet(LinearMixer):
-    """The delta rule with scalar decays: keys of 3D/4, values of 3D/2, a head per 128 dims."""
+    """The delta rule with scalar decays (Yang et al. 2024, https://arxiv.org/abs/2412.06464): 3D/4
+    key channels, 3D/2 value channels, a head for each 128 of the model's width."""
 
     budget = 6
     short_conv = True
@@ -1120,12 +1157,12 @@ class GatedDeltaNet(LinearMixer):
     def __init__(self, config):
         super().__init__()
         D = config.d_model
-        # The paper's 4 and 6 heads at D = 512 and 768; two at least is ours.
+        # As in the paper, 4 heads at D = 512 and 6 at 768. Two at least is our choice.
         self.n_head = H = max(2, D // 128)
         config.check_width(4 * H)  # the heads divide the keys' 3D/4
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon_b = canon_at("b", 3 * D, config)
-        self.conv = short_conv_of(self, 3 * D, config, std=0.02)
+        self.conv = self.own_conv(3 * D, config, std=0.02)
         self.decay = nn.Linear(D, H, bias=False)  # gives dt, and dt the decay
         self.strength = nn.Linear(D, H, bias=False)  # gives beta
         # The decay is exp(-rate dt), with rate = exp(A_log): at first random, up to 16.

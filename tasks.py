@@ -1,21 +1,21 @@
 """The tasks: what each one asks, how its data are drawn, and how a model is scored.
 
-Each but the last isolates one skill that language models need (arXiv 2512.17351, Section 3); the
-last one, real text, asks for all at once. A task draws documents, marks the targets in them, and
-packs them into windows. Here are two documents of Copy, with their targets in [brackets]; the
-second one is cut off:
+Each task but the last isolates one skill that language models need (Section 3 of
+https://arxiv.org/abs/2512.17351); the last one, real text, needs them all at once. A task draws
+documents, marks the targets in them, and packs them into windows. Here are two documents of Copy,
+with their targets in [brackets]. The second one is cut off:
 
     <bos> 4 3 1 2 <query> [4 3 1 2] <bos> 2 4 1 3 <query> [2 4
 
-Most tasks draw new documents at every step, so many that a model can't learn them by heart. Capo
-repeats its people on purpose, long runs read a text many times, and the smallest Mano has few
-expressions.
+Most tasks draw new documents at every step, so many that a model can't learn them by heart. There
+are three exceptions: Capo repeats its people on purpose, long runs read a text many times, and the
+smallest Mano has few expressions.
 
-Read 1, what a task is, and 2, Copy, the smallest; then any of 3 Depo (reasoning depth), 4 Brevo
-(breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the table
-of tasks, where a task of your own goes too; 10 prints an instance of one. The default arguments of
-a task are its sizes in train.py's preset nano. Comments such as `# exercise 7` are for the
-assignment; a reader can ignore them.
+Read 1, what a task is, and 2, Copy, the smallest. Then read any of 3 Depo (reasoning depth),
+4 Brevo (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the
+table of tasks, which is also the place for your own; 10 prints an instance of one. The defaults of
+a task's arguments are its sizes in train.py's preset nano. Comments such as `# exercise 7` are for
+the assignment. Other readers can ignore them.
 """
 
 import argparse
@@ -39,11 +39,11 @@ from canon_gpt import Refused, require
 # ---- 1. A task -------------------------------------------------------------
 #
 # A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
-# training window is documents in a row, each opened by <bos> (the paper does not say how). Text has
-# no documents: its windows are cut from one long text. Unless a task scores otherwise, a document
-# counts as right if the model predicts all of its targets.
+# training window is documents in a row, each opened by <bos> (the paper doesn't say how it packs
+# them). Text has no documents: its windows are cut from one long text. Unless a task scores
+# otherwise, a document counts as right if the model predicts all of its targets.
 
-# NumPy's generators are seeded with lists such as [seed, TRAIN, step]. The second number tells what
+# NumPy's generators are seeded with lists such as [seed, TRAIN, step]. The second number says what
 # the random numbers are for, so that no two uses share them. PEOPLE and EXPOSURES are Capo's;
 # SAMPLES is for what sample.py and plot.py show.
 TRAIN, EVAL, PEOPLE, EXPOSURES, SAMPLES = range(5)
@@ -59,7 +59,7 @@ class Document:
         self.targets = list(targets)
 
     def give(self, tokens):
-        """Append tokens. A model only reads them, unless `ask` marks them."""
+        """Append tokens that a model only reads."""
         self.tokens.extend(tokens)
 
     def ask(self, tokens):
@@ -71,7 +71,7 @@ class Document:
         return span
 
     def extend(self, document, room):
-        """Append another document, cut off where the room, a number of tokens, ends."""
+        """Append another document, cut off after `room` tokens."""
         offset = len(self.tokens)
         self.tokens += document.tokens[:room]
         for start, end in document.targets:
@@ -91,29 +91,37 @@ class Task:
     """The base class of all tasks. To add your own, subclass it and enter it in TASKS.
 
     A task defines `documents`, which training and evaluation draw (those of Capo and Text are only
-    shown: they override `batch` and `evaluate`); `vocabulary`, what each token stands for (token 0
-    is padding); and, if it scores otherwise, `evaluate` and `units`.
+    shown, because the two override `batch` and `evaluate`); `vocabulary`, what each token stands
+    for (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`.
 
-    Each argument of its constructor is an option of train.py; its default is its size in the preset
-    nano, and its text for --help is a line of the class's docstring, like this one:
+    Each argument of its constructor becomes an option of train.py. Its default is its size in the
+    preset nano, and its text in --help is a line of the class's docstring, such as
 
         block_size  context, in tokens; None: as long as the longest instance
 
-    The constructor calls `check_fits` with the length of its longest document: training cuts off a
-    longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
+    The constructor calls `check_fits` with the length of its longest document, because training
+    cuts off a longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
     """
 
-    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", or
-    # another word; the first four say how scores are printed.
+    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", which
+    # say how scores are printed, or another word.
     units = {"sequences": "share", "tokens": "share"}
-    chance = None  # the share that guessing gets right, where it is worth a line in a figure
-    stop = None  # the token that ends an answer, where answers differ in length
+    chance = None  # the share that guessing gets right, if it is worth a line in a figure
+    stop = None  # the token that ends an answer, if answers differ in length
     space = " "  # between tokens in print
-    measured = ()  # attributes that a run records, too, such as the size of a text
+    measured = ()  # attributes that a run also records, such as the size of a text
     run_seed = 0  # the seed of the run that the task is for; Capo's people depend on it
 
     def __init__(self, block_size):
         self.block_size = block_size  # what a model reads; a window has one more token, a target
+
+    def check_fits(self, longest):
+        """Refused if a window does not hold `longest` tokens. If block_size is None, it becomes the
+        smallest that does."""
+        if self.block_size is None:
+            self.block_size = longest - 1
+        needed = f"at least {longest - 1} to hold an instance"
+        require(longest <= self.block_size + 1, "block_size", self.block_size, needed)
 
     @property
     def vocab_size(self):
@@ -125,28 +133,31 @@ class Task:
         measured = {field: getattr(self, field) for field in self.measured}
         return {"name": self.name, **self.parameters, **measured}
 
+    # ---- Training
+
     def documents(self, rng, count):
         """`count` Documents, in a list or yielded one by one. All chance must come from rng."""
         raise NotImplementedError
 
     def training_documents(self, rng, count):
         """The documents to train on. If your task has few examples, override this to leave out
-        those that `documents` draws: they are scored and shown."""
+        those that `documents` draws, which are scored and shown."""
         return self.documents(rng, count)
 
     def batch(self, seed, step, batch_size):
-        """The training windows of one step. Here `step` counts from 0, in train.py from 1.
+        """The training windows of one step.
 
-        Returns tokens (int64) and loss mask (bool), both (batch_size, block_size + 1).
+        step     how many steps come before it
+        returns  tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
 
-        Each window starts with a new document and cuts its last one off. The windows depend on the
-        arguments alone, so every model, resumed run and loader worker sees the same.
+        Each window starts with a new document and cuts off its last one. The windows depend on the
+        arguments alone, so every model, resumed run and loader worker sees the same ones.
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1
         packed = Document()  # the windows, one after the other
         drawn_documents, drawn_tokens = 0, 0
-        count = 2 * batch_size  # a first try; after it, the mean length of a document is known
+        count = 2 * batch_size  # a first try; then the mean length of a document is known
         while len(packed.tokens) < batch_size * width:
             for document in self.training_documents(rng, count):
                 drawn_documents += 1
@@ -155,10 +166,26 @@ class Task:
                 packed.extend(document, room)
                 if len(packed.tokens) == batch_size * width:
                     break
+            # A window takes one document more than it holds, because it cuts off the last one. A
+            # tenth and eight more make a further draw rare.
             windows_missing = batch_size - len(packed.tokens) // width
-            count = documents_for(windows_missing, width, drawn_tokens / drawn_documents)
+            per_window = width / (drawn_tokens / drawn_documents) + 1
+            count = int(1.1 * (windows_missing * per_window)) + 8
         tokens = np.array(packed.tokens, dtype=np.int64)
         return tokens.reshape(batch_size, width), packed.mask().reshape(batch_size, width)
+
+    # ---- Scores
+
+    def answer_spans(self, document):
+        """What a model is asked in this document: spans of its tokens. No span holds the first
+        token, because nothing predicts it."""
+        return [(max(start, 1), end) for start, end in document.targets if end > 1]
+
+    def is_right(self, document, span, answer):
+        """Whether `answer`, a list of tokens, is right in place of the span. None: there is no
+        right or wrong."""
+        start, end = span
+        return answer == document.tokens[start:end]
 
     def evaluate(self, model, seed, n):
         """{score: float} on n documents, the same at each evaluation of a run: the share of
@@ -173,40 +200,37 @@ class Task:
             right_tokens.append(outcomes)
         return {"sequences": share(right_documents), "tokens": share(np.concatenate(right_tokens))}
 
+    def right_answers(self, model, instances, letter):
+        """{"k=1": share of right answers, ..} for each of `units`, if the letter is "k".
+
+        instances  each is a document and its answers, [(k, start, end), ..]: the tokens from start
+                   to end - 1 answer a question of this k. All of them must be right
+        """
+        instances = list(instances)
+        rows = self.right_tokens(model, [document.tokens for document, _ in instances])
+        right = defaultdict(list)
+        for row, (_, answers) in zip(rows, instances):
+            for number, start, end in answers:
+                right[f"{letter}={number}"].append(row[start:end].all())
+        return {score: share(right[score]) for score in self.units}
+
     @torch.no_grad()
     def right_tokens(self, model, sequences):
-        """Whether each token is the model's top prediction, given the tokens before it.
+        """Whether each token is the model's top prediction, given the tokens before it. If all
+        tokens of an answer are, greedy decoding writes that answer.
 
-        sequences: lists of tokens. Returns bool, (sequences, longest).
-
-        If all tokens of an answer are, greedy decoding writes that answer.
+        sequences  lists of tokens
+        returns    bool, (sequences, longest)
         """
         tokens = padded(sequences).to(device_of(model))
         right = []
         for rows in tokens.split(ROWS):
             logits, _ = model(rows[:, :-1])
             right.append(logits.argmax(-1) == rows[:, 1:])
-        # False in front: nothing predicts the first token.
+        # False in front, because nothing predicts the first token.
         return F.pad(torch.cat(right), (1, 0)).cpu().numpy()
 
-    def check_fits(self, longest):
-        """Refused if a window does not hold `longest` tokens. A block_size of None becomes the
-        smallest that does."""
-        if self.block_size is None:
-            self.block_size = longest - 1
-        needed = f"at least {longest - 1} to hold an instance"
-        require(longest <= self.block_size + 1, "block_size", self.block_size, needed)
-
-    def answer_spans(self, document):
-        """What a model is asked in this document: spans of its tokens. Nothing predicts the first
-        token, so it is in none."""
-        return [(max(start, 1), end) for start, end in document.targets if end > 1]
-
-    def is_right(self, document, span, answer):
-        """Whether `answer`, a list of tokens, is right in place of the span. None: there is no
-        right or wrong."""
-        start, end = span
-        return answer == document.tokens[start:end]
+    # ---- Words
 
     def encode(self, text):
         """The tokens of a text in the task's words. Raises Refused for a word that the task does
@@ -219,22 +243,24 @@ class Task:
         return tokens
 
     def decode(self, tokens):
-        """Tokens in words. The word of token 0, the padding, is empty and shown as <pad>."""
+        """Tokens in words. Token 0, the padding, is an empty word, shown as <pad>."""
         return self.space.join(self.vocabulary[token] or "<pad>" for token in tokens)
 
 
-def documents_for(windows, width, mean_length):
-    """How many documents to draw for so many windows of `width` tokens.
-
-    Each window cuts off its last document, so draw one more per window than it holds. A tenth and
-    eight more make a further draw rare.
-    """
-    per_window = width / mean_length + 1
-    return int(1.1 * (windows * per_window)) + 8
+@torch.no_grad()
+def token_costs(model, tokens):
+    """What each token but the first costs the model, in nats: (rows, T - 1) on the CPU, for tokens
+    (rows, T)."""
+    nats = []
+    for rows in tokens.to(device_of(model)).split(ROWS):
+        logits, _ = model(rows[:, :-1])
+        # cross_entropy wants (rows, vocab_size, tokens), hence .mT.
+        nats.append(F.cross_entropy(logits.float().mT, rows[:, 1:], reduction="none").cpu())
+    return torch.cat(nats)
 
 
 def padded(sequences):
-    """Lists of tokens as rows, zeros after: int64, (sequences, longest)."""
+    """Lists of tokens as rows, with zeros after them: int64, (sequences, longest)."""
     return pad_sequence([torch.tensor(tokens) for tokens in sequences], batch_first=True)
 
 
@@ -244,10 +270,6 @@ def device_of(model):
 
 def share(outcomes):
     return float(np.mean(outcomes))
-
-
-def require_range(field, value, least, most=10**6):  # more than a million can only be a slip
-    require(least <= value <= most, field, value, f"allowed: {least:,} to {most:,}")
 
 
 def score_text(value, unit):
@@ -268,10 +290,10 @@ def score_text(value, unit):
 #
 #     <bos> 4 3 1 2 <query> [4 3 1 2]
 #
-# To copy, find where the last token stood before and take its right neighbour.
-# Attention alone needs two layers, or one that is far wider. With two layers, the
-# first tells every token its left neighbour, and the second finds the token whose
-# left neighbour was just written. A Canon layer can take the place of the first.
+# To copy, find where the last token occurred before and take its right neighbour. Attention alone
+# needs two layers for this, or one that is far wider. With two layers, the first tells every token
+# its left neighbour, and the second finds the token whose left neighbour was just written. A Canon
+# layer can take the place of the first.
 
 
 class Copy(Task):
@@ -281,7 +303,7 @@ class Copy(Task):
 
     def __init__(self, N=64, block_size=129):
         super().__init__(block_size)
-        require_range("N", N, 2)
+        require(N >= 2, "N", N, "at least 2")
         self.check_fits(2 * N + 2)  # <bos>, <query> and twice the numbers
         self.N = N
         self.bos, self.query = N + 1, N + 2  # the number x is token x
@@ -301,27 +323,24 @@ def permutations(rng, count, n):
     return rng.permuted(rows, axis=1)  # shuffles each row by itself
 
 
-# ---- 3. Depo: reasoning depth ----------------------------------------------
+# ---- 3. Depo: reasoning depth (paper Section 3) ----------------------------
 #
 #     <bos> c a  b d  d c  a b  <query_2> b [<ans> c]  <query_1> c [<ans> a]
 #
-# The edges of a cycle, here a -> b -> d -> c -> a, in random order; then
-# questions: who comes k after q? The answer follows at once, so all k hops
-# happen inside the network: this measures its depth. Names are words of 1-2 tokens
-# in Depo1 and 5-7 in Depo2, so a hop first puts neighbours together. Each name
-# appears twice among the edges, and only counting from <bos> tells a source from
-# a target. Depo0, our addition, removes both difficulties: names are single
+# The edges of a cycle, here a -> b -> d -> c -> a, in random order; then questions: who comes k
+# after q? The answer follows at once, so all k hops must happen inside the network. That measures
+# its depth. Names are words of 1-2 tokens in Depo1 and of 5-7 in Depo2, so a hop first has to put
+# neighbours together. Each name appears twice among the edges, and only by counting from <bos> can
+# one tell a source from a target. Depo0, our addition, removes both difficulties: names are single
 # tokens, and a comma ends each edge.
 #
-# N is the most names of a cycle, K the most hops that are asked for, and V the
-# number of letters that words are made of. Keep N > 2K: on a cycle of n names, k
-# hops forward are n - k hops backward, which may be fewer. Training draws smaller
-# cycles, too; the scores are of N names only.
+# Keep N > 2K: on a cycle of n names, k hops forward are n - k hops backward, which may be fewer.
+# Training draws smaller cycles, too, but the scores are for N names only.
 
 
 class NamesTask(Task):
     """A task whose names are `self.words`, of one token or more: "7.2.5" is "7.", "2." and "5". A
-    dot says that the word goes on. In print, no space follows it."""
+    dot means that the word goes on, so in print no space follows it."""
 
     def encode(self, text):
         return super().encode(text.replace(".", ". "))
@@ -343,8 +362,8 @@ class Depo(NamesTask):
 
     def __init__(self, N, K, V, word_len, separator, block_size):
         super().__init__(block_size)
-        require_range("N", N, 3)
-        require_range("K", K, 1, N - 1)  # N hops would lead back to q itself
+        require(N >= 3, "N", N, "at least 3")
+        require(1 <= K < N, "K", K, f"allowed: 1 to {N - 1}")  # N hops lead back to q itself
         self.N, self.K = N, K
         self.words = Words(N, V, word_len)
         edge_length = 2 * self.words.longest + (1 if separator else 0)  # at most, in tokens
@@ -376,10 +395,10 @@ class Depo(NamesTask):
             yield document
 
     def instances(self, rng, sizes, hops):
-        """For each size n the text of a cycle 0 -> 1 -> .. -> n-1 -> 0.
+        """For each size n, yields a cycle 0 -> 1 -> .. -> n-1 -> 0 as a document, and its answers
+        [(k, start, end), ..]: the tokens start .. end - 1 answer a question of k hops.
 
-        hops: k of each question, of all instances in a row. Yields the document and its answers,
-        [(k, start, end)]: tokens start .. end - 1 answer a question of k hops.
+        hops  the k of each question, for all instances in a row
         """
         next_hops = iter(hops)
         drawn = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
@@ -407,13 +426,7 @@ class Depo(NamesTask):
         # np.resize repeats the scored k in turn, so that each is asked equally often.
         hops = rng.permutation(np.resize(self.scored, n_questions)).tolist()
         sizes = [self.N for _ in range(n)]
-        instances = list(self.instances(rng, sizes, hops))
-        rows = self.right_tokens(model, [document.tokens for document, _ in instances])
-        right = defaultdict(list)
-        for row, (_, answers) in zip(rows, instances):
-            for k, start, end in answers:
-                right[k].append(row[start:end].all())
-        return {f"k={k}": share(right[k]) for k in self.scored}
+        return self.right_answers(model, self.instances(rng, sizes, hops), letter="k")
 
 
 class Depo0(Depo):
@@ -439,8 +452,8 @@ def draw_sizes(rng, count, N):
 
 
 def shuffles(rng, sizes):
-    """For each size n, the numbers 0..n-1 in random order: the order of n random keys. Drawing all
-    keys at once takes half the time of a permutation per size."""
+    """For each size n, the numbers 0..n-1 in random order, which is the order of n random keys. To
+    draw all keys at once takes half the time of one permutation per size."""
     keys = rng.random(sum(sizes))
     orders, start = [], 0
     for n in sizes:
@@ -458,16 +471,16 @@ def powers_of_two(most):
 class Words:
     """Words of word_len = (shortest, longest) tokens, at least N different ones.
 
-    The last token of a word is in V+1..2V, which shows the end, the others in 1..V. If all words
-    have one token, it is in 1..V.
+    The last token of a word is in V+1..2V, which marks its end, and the others are in 1..V. If all
+    words have one token, it is in 1..V.
     """
 
     def __init__(self, N, V, word_len):
-        require_range("V", V, 1)
+        require(V >= 1, "V", V, "at least 1")
         self.V = V
         self.shortest, self.longest = word_len
-        allowed = "1 <= shortest <= longest <= 100"
-        require(1 <= self.shortest <= self.longest <= 100, "word_len", word_len, allowed)
+        in_order = 1 <= self.shortest <= self.longest
+        require(in_order, "word_len", word_len, "allowed: 1 <= shortest <= longest")
         many = sum(V**length for length in range(self.shortest, self.longest + 1))
         require(N <= many, "N", N, f"V = {V} and word_len = {word_len} make only {many} words")
         last_letters = [str(letter) for letter in range(1, V + 1)]
@@ -485,7 +498,7 @@ class Words:
                     words.append(word)
             rng.shuffle(words)
 
-        but all documents draw at once, and where a word came twice it is drawn again.
+        but all documents draw at once, and a word that came twice is drawn again.
         """
         words = []  # of each document
         if self.longest == 1:  # n different letters: none is drawn twice
@@ -508,7 +521,7 @@ class Words:
                     else:
                         taken[i].add(word)
                         words[i][place] = word
-        # Of two equal words the later one was drawn again, and short words are equal more often. So
+        # Of two equal words the later one was drawn again, and short words are equal more often, so
         # later places have longer words. Shuffle them, or a word's place would hint at its length.
         shuffled = []
         for words_of_document, order in zip(words, shuffles(rng, sizes)):
@@ -516,10 +529,10 @@ class Words:
         return shuffled
 
     def draw_any(self, rng, count):
-        """`count` words, tuples of tokens, which may be equal."""
+        """`count` words, tuples of tokens. Some may be equal."""
         lengths = rng.integers(self.shortest, self.longest + 1, count)
         letters = rng.integers(1, self.V + 1, (count, self.longest))
-        # In each row, move the letter at place length - 1 to V+1..2V: it shows the word's end.
+        # In each row, move the letter at place length - 1 to V+1..2V, because it ends the word.
         letters[np.arange(count), lengths - 1] += self.V
         # Slices of one flat tuple: faster than a tuple per row.
         flat = tuple(letters.ravel().tolist())
@@ -540,17 +553,15 @@ class Words:
         return words
 
 
-# ---- 4. Brevo: reasoning breadth -------------------------------------------
+# ---- 4. Brevo: reasoning breadth (paper Section 3) -------------------------
 #
 #     <bos> a c  d f  b c  c e  a d <query> e [<ans> b a c e <eos>]
 #
-# The edges "parent child" of a random graph without cycles, in random order;
-# then all that q depends on, parents before their children, q last; any such
-# order is right. Here e needs c, which needs a and b. The answer starts with a
-# node without parents, so the model searches the whole sub-graph before it
-# writes a word: this measures breadth. Names are one token 1..N in Brevo1, words
-# of 2-4 tokens in Brevo2.
-
+# The edges "parent child" of a random graph without cycles, in random order; then all that q
+# depends on, parents before their children, with q last. Any such order is right. Here e needs c,
+# which needs a and b. The answer starts with a node without parents, so the model has to search the
+# whole sub-graph before it writes a word. That measures breadth. Names are one token 1..N in
+# Brevo1, and words of 2-4 tokens in Brevo2.
 
 MOST_EDGES = 4  # the most parents of a node, and the most children
 
@@ -566,10 +577,10 @@ class Brevo(NamesTask):
 
     def __init__(self, N, V, word_len, block_size):
         super().__init__(block_size)
-        require_range("N", N, 3)
+        require(N >= 3, "N", N, "at least 3")
         self.N, self.words = N, Words(N, V, word_len)
-        # A window must hold the most edges and the longest answer, in words of average length. An
-        # instance that is longer than the window, as Brevo2's may be at N = 50, is drawn again.
+        # A window must hold the most edges and the longest answer, in words of average length. The
+        # words of Brevo2 can make an instance longer than that, at N = 50, say. It is drawn again.
         most_edges = sum(min(MOST_EDGES, node) for node in range(N))  # a parent is an earlier node
         most_words = 2 * most_edges + 1 + N  # the edges, q and the answer
         average = (self.words.shortest + self.words.longest) / 2
@@ -593,7 +604,7 @@ class Brevo(NamesTask):
             yield document
 
     def instance(self, dice, names):
-        """A document. names[x] is the word of node x, a tuple."""
+        """A document. names[x] is the word of node x, a tuple of tokens."""
         n = len(names)
         parents = draw_graph(dice, n)
         q = dice.randrange(n - math.ceil(n / 4), n)  # in the last quarter: it has parents
@@ -640,7 +651,7 @@ class Brevo(NamesTask):
     def evaluate(self, model, seed, n):
         """n greedy answers at size N: the share that is right."""
         rng = np.random.default_rng([seed, EVAL])
-        prompts = defaultdict(list)  # by length, as `generate` takes prompts of one length
+        prompts = defaultdict(list)  # by length, because `generate` takes prompts of one length
         longest = defaultdict(int)  # their longest answer; any right answer is as long as ours
         for document in self.instances(rng, [self.N for _ in range(n)]):
             ((start, end),) = self.answer_spans(document)
@@ -668,8 +679,8 @@ class Brevo2(Brevo):
 
 def draw_graph(dice, n):
     """Each node's parents in a random graph. The first nodes, at most a quarter (rounded up), are
-    leaves: they have none. A later node has 1 to 4 of the earlier ones that are still free, those
-    with fewer than 4 children."""
+    leaves, which have none. A later node has 1 to 4 parents among the earlier nodes that are still
+    free, which are those with fewer than 4 children."""
     leaves = dice.randint(1, math.ceil(n / 4))
     parents = [[] for _ in range(n)]
     children = [0] * n
@@ -695,8 +706,8 @@ def dependencies(parents, q):
 
 
 def draw_order(dice, parents, q):
-    """q and all that it depends on, parents first. It is drawn from its end, which is q. A node is
-    ready to be drawn once all its children that q depends on are placed."""
+    """q and all that it depends on, parents first. The order is drawn from its end, which is q. A
+    node is ready to be drawn once all its children that q depends on are placed."""
     unplaced_children = [0] * len(parents)  # of each node, among those that q depends on
     for node in dependencies(parents, q):
         for parent in parents[node]:
@@ -712,14 +723,13 @@ def draw_order(dice, parents, q):
     return order[::-1]
 
 
-# ---- 5. Mano: knowledge manipulation ---------------------------------------
+# ---- 5. Mano: knowledge manipulation (paper Section 3) ---------------------
 #
 #     [<bos> <len_3> * - 7 20 + 3 9 <ans> 5]      (7 - 20) * (3 + 9) = 5 mod 23
 #
-# Arithmetic modulo 23 in prefix notation, in the head: the tables of + - * are
-# knowledge, to be learnt and then applied several times over. All tokens are
-# targets. L is the most operators in an expression. Short expressions are few and
-# come up again.
+# Arithmetic modulo 23 in prefix notation, without intermediate steps. The tables of + - * are
+# knowledge, which has to be learnt and then applied several times over. All tokens are targets.
+# Short expressions are few, so they come up again.
 
 
 class Mano(Task):
@@ -732,7 +742,8 @@ class Mano(Task):
 
     def __init__(self, L=2, block_size=128):
         super().__init__(block_size)
-        require_range("L", L, 1, 400)  # Python limits how deep append_expression recurses
+        # Python limits how deep append_expression may recurse.
+        require(1 <= L <= 400, "L", L, "allowed: 1 to 400")
         self.check_fits(2 * L + 5)  # L operators and L + 1 operands, between four other tokens
         self.L = L
         numbers = [str(number) for number in range(self.modulus)]
@@ -745,17 +756,19 @@ class Mano(Task):
 
     def documents(self, rng, count):
         lengths = rng.integers(1, self.L + 1, count).tolist()
-        for tokens in self.instances(rng, lengths):
-            yield Document(tokens, [(0, len(tokens))])
+        for document, _ in self.instances(rng, lengths):
+            yield document
 
     def instances(self, rng, lengths):
-        """The tokens of an instance for each length l, its number of operators."""
+        """For each length l, which is the number of operators, yields a document and its answer, as
+        [(l, start, end)]."""
         dice = random.Random(int(rng.integers(2**63)))  # faster than numpy for single numbers
         for l in lengths:
             tokens = [self.bos, self.ans + l]
             value = self.append_expression(tokens, dice, l)
             tokens += [self.ans, 1 + value]
-            yield tokens
+            end = len(tokens)
+            yield Document(tokens, [(0, end)]), [(l, end - 1, end)]
 
     def append_expression(self, tokens, dice, l):
         """Append a random expression with l operators to the tokens. Returns its value."""
@@ -782,23 +795,20 @@ class Mano(Task):
     def evaluate(self, model, seed, n):
         """n expressions of each scored l: the share of right values."""
         lengths = np.repeat(self.scored, n).tolist()
-        instances = list(self.instances(np.random.default_rng([seed, EVAL]), lengths))
-        right = defaultdict(list)
-        for row, tokens, l in zip(self.right_tokens(model, instances), instances, lengths):
-            right[l].append(row[len(tokens) - 1])  # the last token is the value
-        return {f"l={l}": share(right[l]) for l in self.scored}
+        instances = self.instances(np.random.default_rng([seed, EVAL]), lengths)
+        return self.right_answers(model, instances, letter="l")
 
 
-# ---- 6. Lano: the structure of language ------------------------------------
+# ---- 6. Lano: the structure of language (paper Section 3) ------------------
 #
 #     [<bos> 3 3 2 2 1 .. 1 2 1 <bos> 3 1 2 1 ..]        sentences of a grammar
 #
-# A sentence grows from the root: level by level, each symbol becomes one of its
-# rules, all equally likely, down to the tokens 1, 2, 3. Nothing marks where the
-# tokens of a symbol begin or end, so the model must infer the whole tree. All
-# tokens are targets. Both scores come from one chart (`Grammar.chart`).
+# A sentence grows from the root: level by level, each symbol becomes one of its rules, all equally
+# likely, down to the tokens 1, 2, 3. Nothing marks where the tokens of a symbol begin or end, so
+# the model must infer the whole tree. (The grammars are from https://arxiv.org/abs/2305.13673.) All
+# tokens are targets. Both scores come from one chart, `Grammar.chart`.
 
-GRAMMARS = {  # {symbol: its rules, with | between them}, from the paper
+GRAMMARS = {  # {symbol: its rules, with | between them}
     "cfg3f": {
         22: "20 21 | 20 19 21 | 21 19 19 | 20 20",
         19: "18 16 18 | 17 18 | 18 18",
@@ -816,27 +826,6 @@ GRAMMARS = {  # {symbol: its rules, with | between them}, from the paper
         7: "2 2 1 | 3 2 2 | 3 1 2 | 3 2",
         8: "3 1 1 | 1 2 | 3 3 1",
         9: "1 2 1 | 3 3 | 1 1",
-    },
-    "cfg3j": {
-        25: "22 22 | 23 22 | 24 23 24",
-        22: "19 20 | 19 19 21 | 20 19 19",
-        23: "21 19 20 | 21 20 | 19 20 20",
-        24: "19 19 | 20 21 19 | 19 21 21",
-        19: "17 17 16 | 16 18 18 | 16 17",
-        20: "17 17 17 | 18 18 | 18 17 18",
-        21: "18 16 | 16 17 17 | 16 18 16",
-        16: "14 15 | 13 15 | 15 15",
-        17: "14 14 | 15 15 15 | 15 14",
-        18: "14 13 15 | 13 13 14 | 13 14",
-        13: "10 12 | 12 10 | 11 11",
-        14: "10 11 | 12 11 10 | 10 11 11",
-        15: "11 12 12 | 10 10 | 11 12",
-        10: "7 7 9 | 8 7 | 9 8",
-        11: "7 8 8 | 9 9 | 8 8",
-        12: "7 7 8 | 8 7 7 | 9 8 8",
-        7: "1 2 | 2 2 | 3 3 2",
-        8: "3 1 | 2 3 | 1 1 2",
-        9: "3 2 1 | 1 3 | 3 2",
     },
     "cfg3k": {
         25: "22 23 | 24 24 | 24 23",
@@ -864,11 +853,11 @@ MOST_RULES, MOST_PARTS = 4, 3  # of a symbol, and of a rule
 
 
 class Grammar:
-    """A levelled context-free grammar, from {symbol: its rules as in GRAMMARS}.
+    """A context-free grammar in levels, from {symbol: its rules as in GRAMMARS}.
 
-    rules          {symbol: list of tuples of symbols}, lower levels first; symbols with a number
-                   above the root's are left out
-    root           the symbol that sentences grow from, by default the highest
+    rules          {symbol: list of tuples of symbols}, lower levels first, without the symbols
+                   whose number is above the root's
+    root           the symbol that sentences grow from; the default is the highest
     mean, longest  {symbol: how many tokens it grows into}
     """
 
@@ -915,7 +904,7 @@ class Grammar:
         return [tokens.tolist() for tokens in np.split(symbols, ends[:-1])]
 
     def chart(self, tokens, scale=2.1):
-        """For every prefix of a sentence: how likely it is together with each next token, or with
+        """For every prefix of a sentence, how likely it is together with each next token, or with
         the end.
 
         tokens    (B, T) int64, a sentence a row, zeros after it
@@ -923,9 +912,9 @@ class Grammar:
                   that a sentence starts with row b's first t tokens and then has v (0: ends). The
                   scale, about 1 / P(a token), prevents underflow
 
-        Up, level by level: I_X[i, j] = P(X grows into exactly the tokens i .. j-1) is the mean over
-        X's rules, such as X -> B C D, of the matrix products I_B I_C I_D: "B up to somewhere, C
-        from there, D from there".
+        Up, level by level: I_X[i, j] = P(X grows into exactly the tokens i .. j-1). It is the mean
+        over X's rules, such as X -> B C D, of the matrix products I_B I_C I_D: "B up to somewhere,
+        C from there, D from there".
 
         Down: starts[X][t] = P(a sentence has the row's first t tokens, and an X begins after them).
         The root begins at 0, a rule's first part where its symbol does, the next part where that
@@ -966,16 +955,16 @@ class Grammar:
 
 
 def band_product(left, right, left_width, right_width):
-    """left @ right, both (B, S, S), where left[i, j] = 0 unless i <= j <= i + left_width, and right
+    """left @ right, both (B, M, M), where left[i, j] = 0 unless i <= j <= i + left_width, and right
     likewise. It multiplies some rows at a time and skips the columns that are zero in all of them.
     """
-    S = left.shape[1]
+    M = left.shape[1]
     product = torch.zeros_like(left)
     n_rows = 64
-    for first in range(0, S, n_rows):
+    for first in range(0, M, n_rows):
         rows = slice(first, first + n_rows)
-        middle = slice(first, min(first + n_rows + left_width, S))  # left's nonzero columns
-        reached = slice(first, min(middle.stop + right_width, S))  # and the product's
+        middle = slice(first, min(first + n_rows + left_width, M))  # left's nonzero columns
+        reached = slice(first, min(middle.stop + right_width, M))  # and the product's
         product[:, rows, reached] = left[:, rows, middle] @ right[:, middle, reached]
     return product
 
@@ -1005,11 +994,11 @@ class Lano(Task):
 
     @torch.no_grad()
     def evaluate(self, model, seed, n):
-        """sentences: of n texts drawn at temperature 1, from <bos> to <bos>, the share that are
+        """sentences: the share of n texts, drawn at temperature 1 from <bos> to <bos>, that are
         sentences of the grammar.
 
-        KL: of the next-token distribution from the exact one, in nats, the mean over all places of
-        n sentences.
+        KL: the divergence of the next-token distribution from the exact one, in nats, as the mean
+        over all places of n sentences.
         """
         generator = torch.Generator(device_of(model)).manual_seed(seed)
         parsed = 0
@@ -1020,7 +1009,7 @@ class Lano(Task):
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, n_places = 0.0, 0
-        # <bos> stands before a sentence; what no longer fits in the context is cut off.
+        # <bos> comes before a sentence; what no longer fits in the context is cut off.
         for rows in sentences[:, : self.block_size - 1].split(ROWS):
             rows = rows.to(device_of(model))
             chart = self.charts(rows)  # (rows, T + 1, 4), zero at places after a sentence's end
@@ -1035,7 +1024,7 @@ class Lano(Task):
         return {"sentences": parsed / n, "KL": nats / n_places}
 
     def parses(self, tokens):
-        """Which rows (B, T) are a sentence, and then <bos> up to the end, as `generate` writes it:
+        """Which rows (B, T) are a sentence and then <bos> up to the end, as `generate` writes them:
         bool, (B,)."""
         in_sentence = tokens != self.bos
         lengths = in_sentence.sum(1)
@@ -1060,16 +1049,16 @@ class Lano(Task):
         return bool(self.parses(torch.tensor([answer])).item())
 
 
-# ---- 7. Capo: knowledge capacity -------------------------------------------
+# ---- 7. Capo: knowledge capacity (paper Section 3) -------------------------
 #
 #     [<bos> Ada Mae King first saw light July 3 1961 she grew up in Rome ..]
 #
-# Biographies of N invented people, each met 100 times, each time in newly drawn
-# wordings. How many bits of them does a model hold per parameter? A person has
-# three names and some facts. Each is one token, and the birth date three. Three
-# words before a fact tell which it is, worded in one of 10 ways. Names and facts
-# are uniform, so log2 of the possibilities is what there is to know. All tokens
-# are targets. We chose tokens in place of English.
+# Biographies of N invented people, each of whom is met 100 times, each time in newly drawn
+# wordings. How many bits of these facts does a model hold per parameter? (The question is that of
+# https://arxiv.org/abs/2404.05405.) A person has three names and some facts. Each is one token, but
+# the birth date is three. Three words before a fact tell which it is, worded in one of 10 ways.
+# Names and facts are uniform, so log2 of the number of possibilities is what there is to know. All
+# tokens are targets. Tokens in place of English are our choice.
 
 # How many different ones there are of each, as in the paper.
 NAMES = {"first name": 400, "middle name": 400, "last name": 1000}
@@ -1116,8 +1105,9 @@ class Capo(Task):
     def __init__(self, N=2000, exposures=100, block_size=139):
         super().__init__(block_size)
         # With more people, `choice` in draw_people lists all 160 million names: 1.3 GB.
-        require_range("N", N, 1, POSSIBLE_NAMES // 50)
-        require_range("exposures", exposures, 1)
+        most = POSSIBLE_NAMES // 50
+        require(1 <= N <= most, "N", N, f"allowed: 1 to {most:,}")
+        require(exposures >= 1, "exposures", exposures, "at least 1")
         self.check_fits(len(BIOGRAPHY))
         self.N, self.exposures = N, exposures
         values = []
@@ -1127,8 +1117,8 @@ class Capo(Task):
         self.vocabulary = [""] + values + words + ["<bos>"]
         self.first_word = 1 + len(values)
         self.bos = self.first_word + len(words)
-        # A wording is three words, the three digits in base 50 of a number. All numbers differ, so
-        # no two wordings are alike. They are the same for all seeds.
+        # A wording is three words, which are the digits in base 50 of a number. All numbers differ,
+        # so no two wordings are alike. They are the same for all seeds.
         rng = np.random.default_rng(0)
         numbers = rng.choice(FILLERS**3, (SENTENCES, WORDINGS), replace=False)
         digits = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))
@@ -1136,11 +1126,11 @@ class Capo(Task):
         self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
     def steps(self, batch_size):
-        """The training steps in which everybody is met `exposures` times."""
+        """How many training steps it takes to meet everybody `exposures` times."""
         return math.ceil(self.exposures * self.N / (batch_size * self.lives_per_window))
 
     def biographies(self, rng, seed, who):
-        """The lives of people `who`, by number, in new words: tokens, (len(who), 35) int64."""
+        """The lives of the people with numbers `who`, in new words: (len(who), 35) int64."""
         chosen = rng.integers(0, WORDINGS, (len(who), SENTENCES))
         # words[i, s] = self.wordings[s, chosen[i, s]]: (people, SENTENCES, 3)
         words = self.wordings[np.arange(SENTENCES), chosen]
@@ -1176,27 +1166,21 @@ class Capo(Task):
         places = [BIOGRAPHY.index(fact) for fact in COLUMNS if fact not in NAMES]
         return [(place, place + 1) for place in sorted(places)]
 
-    @torch.no_grad()
     def evaluate(self, model, seed, n):
         """What the model knows, judged by n people: the shares of all there is to know of names and
-        of facts; bits; and bits/param. The seed must be the run's own, as people depend on it.
+        of facts; bits; and bits/param. The seed must be the run's, because people depend on it.
 
             bits = N log2(N0 / e^p1) + N log2(S0 / e^p2),  no term below zero    (paper Section 3)
 
         There are N0 possible names and S0 possible sets of facts. A person's name costs the model
-        p1 nats on average, the facts p2. The work city follows from the employer: it adds nothing
-        to S0, but costs a model that does not know it. Embeddings of tokens that nobody has do not
-        count as parameters.
+        p1 nats on average, the facts p2. The work city follows from the employer, so it adds
+        nothing to S0, but it costs a model that does not know it. Embeddings of tokens that nobody
+        has do not count as parameters.
         """
         rng = np.random.default_rng([seed, EVAL])
         who = rng.permutation(self.N)[:n]  # n different people
-        lives = torch.from_numpy(self.biographies(rng, seed, who)).to(device_of(model))
-        costs = []
-        for rows in lives.split(ROWS):
-            logits, _ = model(rows[:, :-1])
-            # cross_entropy wants (rows, vocab_size, tokens), hence .mT.
-            costs.append(F.cross_entropy(logits.float().mT, rows[:, 1:], reduction="none"))
-        nats = torch.cat(costs).mean(0).cpu().numpy()  # nats[i] is what token i + 1 costs
+        lives = torch.from_numpy(self.biographies(rng, seed, who))
+        nats = token_costs(model, lives).mean(0).numpy()  # nats[i] is what token i + 1 costs
 
         def cost_of(kinds):
             """What these cost in nats, each at its first mention."""
@@ -1242,10 +1226,10 @@ def epoch_order(seed, epoch, N):
 #
 #     [def forward(self, x): ..]
 #
-# Does Canon help on real text? The paper trains on web text. A laptop can use a text that comes
-# with Python, its standard library, or a file of yours. A token is a byte, so nothing stands
-# between text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and the
-# score is how many bits the model needs for each of its bytes.
+# Does Canon help on real text? The paper trains on web text. A laptop can take a text that comes
+# with Python, which is its standard library, or any file of yours. A token is a byte, so nothing
+# comes between text and model. All tokens are targets. Every 20th block of 4 KiB is held out, and
+# the score is how many bits the model needs for each of its bytes.
 
 
 class Text(Task):
@@ -1257,22 +1241,22 @@ class Text(Task):
     measured = ("size", "sha256")
     bytes_per_block = 4096  # of the text; block_size, a model's context, is another size
     held_out_every = 20  # blocks
-    context = 64  # bytes that stand before every byte that is scored
+    context = 64  # bytes that come before every byte that is scored
     space = ""
 
     def __init__(self, text="python", block_size=256):
         super().__init__(block_size)
         self.check_fits(2 * self.context + 1)  # at least half of a window is scored
-        # A window fits in a block.
-        require_range("block_size", self.block_size, 1, self.bytes_per_block - 1)
+        most = self.bytes_per_block - 1  # so that a window fits in a block
+        require(self.block_size <= most, "block_size", self.block_size, f"at most {most}")
         self.text = text
         # A byte's word is what Python prints between b' and ', such as a, \n or \xff.
         self.vocabulary = [""] + [repr(bytes([byte]))[2:-1] for byte in range(256)]
 
     @functools.cached_property
     def data(self):
-        """The text's bytes. They are read when first needed, so a trained model can go on from a
-        prompt where its text is not."""
+        """The text's bytes. They are read when first needed, so a trained model can continue a
+        prompt even on a machine without its text."""
         data = read_text(self.text)
         least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
         reason = f"at least {least:,} bytes; it has {len(data):,}"
@@ -1294,13 +1278,13 @@ class Text(Task):
         return 1 + np.stack(rows).astype(np.int64)  # 0 is padding
 
     def batch(self, seed, step, batch_size):
-        """Windows from anywhere in the text but the blocks that are held out."""
+        """Windows from anywhere in the text, except the blocks that are held out."""
         rng = np.random.default_rng([seed, TRAIN, step])
         starts = []
         while len(starts) < batch_size:
             start = int(rng.integers(0, self.size - self.block_size))
             end = start + self.block_size  # its last byte
-            # A window is shorter than a block, so it meets no other blocks than its ends do.
+            # A window is shorter than a block, so only the blocks of its two ends matter.
             if not (self.is_held_out(start) or self.is_held_out(end)):
                 starts.append(start)
         tokens = self.windows(starts)
@@ -1312,7 +1296,7 @@ class Text(Task):
         return block % self.held_out_every == self.held_out_every - 1
 
     def held_out_starts(self):
-        """Where the windows begin that are scored. Within a block that is held out, a window's
+        """Where the windows that are scored begin. Within a block that is held out, a window's
         scored bytes begin where those of the window before it end."""
         width = self.block_size + 1
         scored = width - self.context  # bytes per window
@@ -1323,22 +1307,14 @@ class Text(Task):
                 starts += range(block_start, block_end - width + 1, scored)
         return starts
 
-    @torch.no_grad()
     def evaluate(self, model, seed, n):
         """Bits per byte on n windows that are held out, the same for all seeds. They are evenly
         spread over the text; there may be fewer than n."""
         starts = self.held_out_starts()
         chosen = np.linspace(0, len(starts) - 1, min(n, len(starts))).astype(int)
         windows = self.windows([starts[i] for i in chosen])
-        nats = []
-        for rows in torch.from_numpy(windows).to(device_of(model)).split(ROWS):
-            logits, _ = model(rows[:, :-1])
-            # logits[:, t] predicts byte t + 1. cross_entropy wants (rows, vocab_size, bytes): .mT.
-            scored_logits = logits[:, self.context - 1 :].float()
-            cost = F.cross_entropy(scored_logits.mT, rows[:, self.context :], reduction="none")
-            nats.append(cost.cpu())
-        # In float64, so on the CPU: Apple's GPUs have none.
-        bits = torch.cat(nats).double() / math.log(2)
+        nats = token_costs(model, torch.from_numpy(windows))[:, self.context - 1 :]
+        bits = nats.double() / math.log(2)
         return {"bits per byte": bits.mean().item()}
 
     def documents(self, rng, count):
@@ -1386,7 +1362,7 @@ def read_library():
 
 # ---- 9. The table of tasks -------------------------------------------------
 
-TASKS = {  # a task of your own is one more entry
+TASKS = {  # your own task is one more entry
     "copy": Copy,
     "depo0": Depo0,
     "depo1": Depo1,
@@ -1404,25 +1380,21 @@ ALIASES = {"depo": "depo1", "brevo": "brevo1"}
 def make_task(name, run_seed=0, **parameters):
     """A task; parameters, such as N, replace the defaults of its constructor.
 
-    run_seed  the seed of the run that the task is for
-    What a task measures may be among the parameters, as in `task.settings`: it is measured anew.
-    Raises Refused. It names what is unknown or does not fit, its value, and what is allowed.
+    run_seed    the seed of the run that the task is for
+    parameters  may also hold what the task has measured, as `task.settings` do; it is measured
+                again
     """
     name = ALIASES.get(name, name)
     require(name in TASKS, "task", name, f"allowed: {', '.join(TASKS | ALIASES)}")
-    for field in TASKS[name].measured:
-        parameters.pop(field, None)
-    signature = inspect.signature(TASKS[name])
-    known = ", ".join(signature.parameters)
+    known = inspect.signature(TASKS[name]).parameters
     for field, value in parameters.items():
-        reason = f"{name} has no such parameter; it has {known}"
-        require(field in signature.parameters, field, value, reason)
-    bound = signature.bind(**parameters)
-    bound.apply_defaults()
-    task = TASKS[name](**bound.arguments)
-    task.name, task.parameters = name, bound.arguments  # a dict, with the defaults
-    if "block_size" in task.parameters:
-        task.parameters["block_size"] = task.block_size  # it may have been None
+        is_known = field in known or field in TASKS[name].measured
+        require(is_known, field, value, f"{name} has only {', '.join(known)}")
+    arguments = {field: parameters.get(field, known[field].default) for field in known}
+    task = TASKS[name](**arguments)
+    if "block_size" in known:
+        arguments["block_size"] = task.block_size  # it may have been None
+    task.name, task.parameters = name, arguments
     task.run_seed = run_seed
     return task
 
@@ -1438,11 +1410,11 @@ def printed(task, document):
         parts.append(f"[{task.decode(document.tokens[start:end])}]")
         shown = end
     parts.append(task.decode(document.tokens[shown:]))
-    return " ".join(filter(None, parts))  # without empty parts
+    return " ".join(filter(None, parts))  # leaves out empty parts
 
 
 def wrapped(text):
-    """The text in lines of 96 characters, unless it has lines of its own."""
+    """The text in lines of 96 characters, unless it already has line breaks."""
     if "\n" in text:
         return text
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)

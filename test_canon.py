@@ -22,6 +22,7 @@ import time
 import warnings
 import xml.etree.ElementTree
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, combinations, permutations, product
@@ -137,7 +138,6 @@ def test_convolution_by_hand():
     z = torch.tensor([[[2.0], [23.0], [230.0]]])
     assert_same("without residual", causal_conv_reference(x, weight, residual=False), z)
     assert_same("with residual", causal_conv_reference(x, weight), x + z)
-    assert_same("canon_by_hand", canon_gpt.canon_by_hand(x, weight), x + z)
 
 
 def cases(name, dtype):
@@ -302,7 +302,7 @@ def some_tokens(B=2, T=24):
 
 def streamed(module, x, lengths):
     """What a module makes of x in pieces of these lengths."""
-    state = {}
+    state = canon_gpt.State()
     outputs = [module(piece, state=state) for piece in x.split(lengths, dim=1)]
     if isinstance(module, CanonGPT):
         outputs = [logits for logits, _ in outputs]
@@ -337,7 +337,7 @@ def test_attention_models_look_back_only_also_in_pieces(options):
 def test_a_canon_layer_streams(kernel, residual, silu):
     config = Config(1, 1, canon="a", canon_kernel=kernel, canon_residual=residual, canon_silu=silu)
     layer, x = Canon(6, config), torch.randn(2, 12, 6)
-    want = canon_gpt.canon_by_hand(x, layer.weight) - x
+    want = causal_conv_reference(x, layer.weight, residual=False)
     want = F.silu(want) if silu else want
     want = x + want if residual else want
     assert_same("at once", layer(x), want)
@@ -415,7 +415,7 @@ def test_canon_points_are_where_the_paper_puts_them(points, mlp):
 
     def canon(h, point, module):
         assert isinstance(module, Canon) == (point in points)
-        return canon_gpt.canon_by_hand(h, module.weight) if point in points else h
+        return causal_conv_reference(h, module.weight) if point in points else h
 
     assert isinstance(block.mixer.canon_b, Canon) == ("b" in points)
     canons = [module.weight.numel() for module in block.modules() if isinstance(module, Canon)]
@@ -448,6 +448,8 @@ def test_loss_counts_the_targets_in_nats():
     targets = targets.masked_fill(~known, -100)
     assert_close(model(tokens, targets, mask)[1], nats[known & mask].mean())
     assert model(tokens, targets, torch.zeros_like(mask))[1] == 0
+    with pytest.raises(canon_gpt.Refused, match="^loss_mask = torch.int64: "):
+        model(tokens, targets, mask.long())
 
 
 class ForgetsItsStream(Canon):
@@ -481,37 +483,62 @@ def test_generate(canon_type):
     assert drawn_as(many[:, 5].tolist(), dict(enumerate(chances.tolist())))
 
 
-@parametrize("temperature", (-1, math.nan))
-def test_a_temperature_is_not_negative(temperature):
-    with pytest.raises(canon_gpt.Refused, match=f"temperature = {temperature}"):
-        small_model().generate(some_tokens(1, 5), 1, temperature)
+BAD_GENERATIONS = [("temperature", -1), ("temperature", math.nan), ("max_new_tokens", 21)]
 
 
-def test_nothing_is_longer_than_block_size():
-    model, tokens = small_model(), some_tokens(3, 5)
-    state = {}
-    model(some_tokens(1, 24), state=state)
-    assert model.generate(tokens, 20).shape == (3, 25)  # the last token is never fed
-    with pytest.raises(ValueError, match="block_size"):
-        model(some_tokens(1, 1), state=state)
-    with pytest.raises(ValueError, match="block_size"):
-        model.generate(tokens, 21)
+@parametrize("name, value", BAD_GENERATIONS)
+def test_generate_refuses_before_the_first_token(name, value):
+    model, options = small_model(), dict(max_new_tokens=20) | {name: value}
+    with patch.object(model, "forward"), pytest.raises(canon_gpt.Refused) as error:
+        model.generate(some_tokens(1, 5), **options)
+    assert str(error.value).startswith(f"{name} = {value}: ")
+    assert model.generate(some_tokens(1, 5), 20).shape == (1, 25)  # the last token is never read
 
 
 @torch.no_grad()
 @patch.dict(canon_gpt.CANONS, own=DoesNotStream)
 def test_a_stream_may_be_forked_and_belongs_to_one_model():
     model, tokens = small_model(mixer="gdn,attention", canon="acd").double(), some_tokens()
-    state = {}
+    state = canon_gpt.State()
     model(tokens[:, :9], state=state)
-    fork = dict(state)
+    fork = state.copy()
     model(tokens[:, 9:].flip(0), state=state)
     logits, _ = model(tokens[:, 9:], state=fork)
     assert_same("logits of the fork", logits, model(tokens)[0][:, 9:])
+    with pytest.raises(canon_gpt.Refused, match="^length = 25: block_size"):
+        model(tokens[:, :1], state=state)
     with pytest.raises(ValueError, match="another model's"):
-        small_model()(tokens[:, :1], state=fork)
+        small_model()(tokens[:, :1], state=state)
     with pytest.raises(ValueError, match="cannot read a text in pieces"):
-        small_model(canon="a", canon_type="own")(tokens, state={})
+        small_model(canon="a", canon_type="own")(tokens, state=canon_gpt.State())
+
+
+@torch.no_grad()
+@parametrize("mixer", canon_gpt.MIXERS)
+def test_a_state_stays_as_it_was_if_there_is_an_error(mixer):
+    model, tokens = small_model(mixer=mixer, canon="abcd").double(), some_tokens()
+    state = canon_gpt.State()
+    model(tokens[:, :9], state=state)
+    with patch.object(model.head, "forward", side_effect=MemoryError), pytest.raises(MemoryError):
+        model(tokens[:, 9:], state=state)
+    logits, _ = model(tokens[:, 9:], state=state)
+    assert_same("logits of the second try", logits, model(tokens)[0][:, 9:])
+
+
+@torch.no_grad()
+@parametrize("mixer", canon_gpt.MIXERS)
+def test_a_state_passes_through_wrappers_that_copy_dicts(mixer):
+    """PyTorch's FSDP2 and accelerate put hooks like this one before modules."""
+    model, tokens = small_model(mixer=mixer, canon="abcd").double(), some_tokens()
+
+    def copied(module, inputs, named):
+        inputs = [dict(u) if isinstance(u, Mapping) else u for u in inputs]
+        named = {name: dict(u) if isinstance(u, Mapping) else u for name, u in named.items()}
+        return tuple(inputs), named
+
+    for module in model.modules():
+        module.register_forward_pre_hook(copied, with_kwargs=True)
+    assert_same("logits in pieces", streamed(model, tokens, (9, 1, 14)), model(tokens)[0])
 
 
 def test_initial_weights():
@@ -533,7 +560,7 @@ def test_initial_weights():
 def test_matrices_decay_and_frozen_canons_stay(options):
     model = small_model(canon="acd", **options)
     assert (model.head.weight is model.embed.weight) == ("tie_embeddings" in options)
-    settings, _, _ = train.settings_of("--task copy --preset nano --weight-decay 0.5".split())
+    settings = SimpleNamespace(weight_decay=0.5, lr=1, betas=(0.9, 0.98), eps=1e-6, device="cpu")
     decayed, rest = train.adamw(model, settings).param_groups
     assert decayed["weight_decay"] == 0.5 and rest["weight_decay"] == 0
     names = {p: name for name, p in model.named_parameters()}
@@ -546,7 +573,7 @@ needs_compiler = pytest.mark.skipif(not CUDA and not shutil.which("g++"), reason
 ALL_MIXERS = dict(mixer="gla,mamba2,gdn,attention", n_layer=4, pos="halibi")
 COMPILED = [
     (ALL_MIXERS | dict(canon="acd", short_conv=True), "aot_eager_decomp_partition"),
-    pytest.param(dict(canon="abcd", canon_frozen=True), "inductor", marks=needs_compiler),
+    pytest.param(dict(canon="abcd", n_layer=1), "inductor", marks=needs_compiler),
 ]
 
 
@@ -559,8 +586,8 @@ def test_model_compiles_in_one_graph(options, backend):
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     loss, want = compiled(*batch)[1], model(*batch)[1]
     assert_close(loss, want)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    got, wanted = torch.autograd.grad(loss, trained), torch.autograd.grad(want, trained)
+    weights = list(model.parameters())
+    got, wanted = torch.autograd.grad(loss, weights), torch.autograd.grad(want, weights)
     assert_close(got, wanted, atol=1e-4, rtol=1e-3)
 
 
@@ -579,6 +606,14 @@ def test_bfloat16_throughout_and_by_autocast(mixer):
     loss = model.bfloat16()(*batch)[1]
     loss.backward()
     assert_close(loss, exact, atol=0.1, rtol=0.05)
+
+
+@parametrize("mixer", canon_gpt.MIXERS)
+def test_models_run_on_the_meta_device(mixer):
+    """There, tensors have shapes but no numbers."""
+    with torch.device("meta"):
+        logits, _ = small_model(canon="abcd", mixer=mixer)(some_tokens())
+    assert logits.shape == (2, 24, 19)
 
 
 # The first field named is the one that is refused.
@@ -725,7 +760,7 @@ def test_a_stream_under_autocast_keeps_its_state_in_float32(kind):
     with torch.autocast(DEVICE, torch.bfloat16):
         for t in range(300):
             token = each(lambda u: u[:, t : t + 1].float().to(DEVICE), inputs)
-            _, state = canon_gpt.chunked_linear_attention(*token, state=state)
+            _, state = canon_gpt.chunked_linear_attention(*token, S=state)
     assert relative_error(state.cpu(), want) < 1e-2
 
 
@@ -959,7 +994,7 @@ def test_a_window_may_be_as_long_as_the_longest_instance(name):
 
 BAD_TASKS = (
     ("sort", {}, "task = 'sort': allowed: copy, "),
-    ("copy", dict(N=10**8), "N = 100000000: "),
+    ("copy", dict(N=1), "N = 1: at least 2"),
     ("copy", dict(block_size=128), "block_size = 128: at least 129"),
     ("depo", dict(K=5), "K = 5: "),
     ("depo", dict(word_len=(3, 2)), "word_len = (3, 2): "),
@@ -1366,7 +1401,7 @@ def exact_table(language, text):
 
 
 @exercise(11, 3)
-@parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3j", 12), ("cfg3k", 12)])
+@parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3k", 12)])
 def test_lano_chart_equals_enumeration(cfg, root):
     task = make_task("lano", cfg=cfg, root=root)
     language = all_yields(task.grammar, root)
@@ -1394,12 +1429,11 @@ def test_grammars_are_the_papers():
         rules = sum(len(choices) for choices in grammar.rules.values())
         mean = round(float(grammar.mean[grammar.root]), 3)
         found[cfg] = rules, mean, grammar.longest[grammar.root]
-    want = {"cfg3f": (54, 249.86, 729), "cfg3j": (57, 543.926, 2052), "cfg3k": (68, 516.305, 1458)}
-    assert found == want
+    assert found == {"cfg3f": (54, 249.86, 729), "cfg3k": (68, 516.305, 1458)}
 
 
 @exercise(11, 2)
-@parametrize("cfg, most", [("cfg3f", 350), ("cfg3j", 1000), ("cfg3k", 800)])
+@parametrize("cfg, most", [("cfg3f", 350), ("cfg3k", 800)])
 def test_lano_long_sentences_keep_their_probability(cfg, most):
     grammar = tasks.Grammar(tasks.GRAMMARS[cfg])
     sentences = grammar.sample(default_rng(1), 1000)

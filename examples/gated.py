@@ -1,4 +1,4 @@
-"""A Canon layer of your own: each channel's own input gates what Canon adds to it.
+"""Your own Canon layer: here each channel's input gates what Canon adds to it.
 
 python examples/gated.py --task copy --preset nano --canon abcd --canon-type gated
 """

@@ -3,8 +3,8 @@
     pip install transformers
     python examples/llama.py
 
-It puts Canon layers into a small new Llama, checks them, and trains it to copy lists. For a model
-of your own, copy the functions that you need.
+This puts Canon layers into a small new Llama, checks them, and trains it to copy lists. For your
+own model, copy the functions that you need.
 """
 
 import torch
@@ -34,7 +34,7 @@ def with_canon(module, width):
 def add_canon(model, points="abcd"):
     """Put Canon layers into a new LlamaForCausalLM, before it is trained from scratch.
 
-    points  some of "abcd"; begin with "ac", which changes nothing inside attention and MLP
+    points  some of "abcd"; start with "ac", which changes nothing inside attention and MLP
     """
     width = model.config.hidden_size
     for layer in model.model.layers:
@@ -52,14 +52,14 @@ def add_canon(model, points="abcd"):
             for name in ("gate_proj", "up_proj"):
                 linear = getattr(mlp, name)
                 setattr(mlp, name, with_canon(linear, linear.out_features))
-    # With a cache a block sees one token at a time, but a Canon layer needs the three before it,
-    # too. Generation would be wrong, without any warning.
+    # With a cache, a block sees one token at a time, but a Canon layer also needs the three before
+    # it. Generation would be wrong, without any warning.
     model.config.use_cache = False
     model.generation_config.use_cache = False
 
 
 def weight_groups(model, weight_decay):
-    """What an optimizer takes. Matrices decay; Canon's weights, norms and biases do not."""
+    """The optimizer's groups. Matrices decay; Canon's weights, norms and biases don't."""
     canon = {m.weight for m in model.modules() if isinstance(m, Canon)}
     learning = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -73,8 +73,8 @@ def weight_groups(model, weight_decay):
 
 @torch.no_grad()
 def reach(model, position, length=16):
-    """The positions whose logits change with one token, that at `position` in the first sequence of
-    three. They must all be in the first sequence, and none before `position`.
+    """Where logits change with the token at `position` in the first of three sequences. All these
+    places must be in the first sequence, and none before `position`.
 
     Returns a list of (sequence, position). Call it in eval() mode.
     """
@@ -85,7 +85,7 @@ def reach(model, position, length=16):
     return [tuple(place) for place in (difference > 1e-4).nonzero().tolist()]
 
 
-# ---- A trial: a small Llama learns to copy lists ---------------------------
+# ---- Try it: a small Llama learns to copy lists ----------------------------
 
 LENGTH, VOCAB_SIZE = 16, 40
 
@@ -102,7 +102,7 @@ def train(model, steps=200):
     for _ in range(steps):
         tokens = lists_twice(32)
         labels = tokens.clone()
-        labels[:, :LENGTH] = -100  # the first time, a list is random: no loss
+        labels[:, :LENGTH] = -100  # no loss on the first copy, which is random
         loss = model(tokens, labels=labels).loss
         loss.backward()
         optimizer.step()

@@ -1,4 +1,5 @@
-"""A mixer of your own: RetNet's retention, without its gate, norm and rotation.
+"""Your own mixer: here RetNet's retention, without its gate, norm and rotation
+(https://arxiv.org/abs/2307.08621).
 
 python examples/retention.py --task copy --preset nano --mixer retention --canon abcd \
     --N 12 --block-size 25
@@ -15,7 +16,7 @@ from canon_gpt import MIXERS, LinearMixer, canon_at, heads
 
 
 class Retention(LinearMixer):
-    budget = 4  # its matrices hold 4 D^2 parameters; the MLP gets the other 8
+    budget = 4  # its matrices hold 4 D^2 parameters, and the MLP gets the other 8
     n_head = 4
 
     def __init__(self, config):

@@ -1,4 +1,4 @@
-"""A task of your own: say the numbers backward.
+"""Your own task: here, to say the numbers backward.
 
 python examples/reverse.py --task reverse --preset nano --canon abcd
 """
@@ -12,17 +12,14 @@ from tasks import TASKS, Copy, Document
 
 
 class Reverse(Copy):
-    # Copy's lists are the numbers 1..N in random order. To sort lists, draw N of V numbers instead.
-    meaning = "after <query>, the numbers backward"
-
-    def __init__(self, N=16, block_size=33):  # train.py's --N and --block-size replace these
+    def __init__(self, N=16, block_size=33):  # the flags --N and --block-size replace these
         super().__init__(N, block_size)
 
     def documents(self, rng, count):
         for document in super().documents(rng, count):
             numbers = document.tokens[1 : self.N + 1]
             backward = Document([self.bos, *numbers, self.query])
-            backward.ask(numbers[::-1])  # what is asked counts in the loss
+            backward.ask(numbers[::-1])  # what `ask` appends counts in the loss
             yield backward
 
 
