@@ -1,76 +1,75 @@
 """Figures and tables from runs:   python plot.py out/*
 
-Draws a figure for each task, preset and size, and prints every seed's last scores as a Markdown
-table.
+Draws a figure for each task and preset, and prints the last scores of each run as a Markdown table.
 
-    python plot.py out/* --out figures       writes figures/copy_nano_N=64.png, and so on
-    python plot.py out/* --save runs.json    also packs the runs into one file, which it can draw
+    python plot.py out/* --out figures       writes figures/copy_nano.png, and so on
+    python plot.py out/* --save runs.json    also packs the runs into one file, which plot.py reads, too
     python plot.py --inside out/RUN          draws where a model's sharpest heads look
 
-Reading order: 1 reading runs; 2 what a run is called; 3 its scores, and a table; 4 two figures,
-`curves` and `bars`; 5 inside a model; 6 the command line. `groups` always means
-{label: [run, ..]}, a group per model and a run per seed, in drawing order.
+Runs that differ only in their seed are one group. Its label is their folders' name without task,
+preset and seed: copy_nano_rope_abcd_s0 and copy_nano_rope_abcd_s1 are "rope_abcd", in the figure
+copy_nano.
+
+Reading order: 1 reading runs; 2 groups and their scores; 3 a table; 4 two figures, `curves` and
+`bars`; 5 inside a model; 6 the command line.
 """
 
+import argparse
+import difflib
 import json
 import math
-import os
-import statistics
-import sys
+import re
 import textwrap
 from collections import Counter
 from glob import glob
 from itertools import chain
 from pathlib import Path
-from unittest.mock import patch
-
-if "ipykernel" not in sys.modules:
-    # Jupyter's terminal hands its backend to every program. Where that is not installed, matplotlib
-    # would not even be imported; and figures that are only saved need no backend.
-    os.environ.pop("MPLBACKEND", None)
+from statistics import mean
 
 import matplotlib
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from canon_gpt import Refused
-from sample import load_model, parser_of, reading, register
+from canon_gpt import Attention, Refused, require
+from sample import load_model
 from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
 #
-# A run is the dict in its config.json and, from its log,
+# A run is the dict in its config.json with two more entries from its log:
 #
 #     evals     [{"step": .., "eval": {score: value}}, ..]
-#     seconds   how long it trained; None while it trains
+#     seconds   how long it trained; None if it was stopped, or still trains
 
 
 def read_runs(paths):
-    """The runs in these folders and packed files. Those without scores are left out.
+    """The runs in these folders and packed files, without those that have no scores yet.
 
-    Figures and the like are passed over, as the shell's out/* names them, too. Raises Refused for a
-    path that is no run, or damaged.
+    Skips figures and the like, because out/* names them, too. Raises Refused if a path does not
+    exist, or if what it holds is damaged.
     """
     found = []
     for path in map(Path, paths):
-        with reading(path):
+        if not path.exists():
+            raise no_run_in(path)
+        try:
             if path.is_dir():
                 found += read_folder(path)
-            elif path.suffix == ".json" or not path.exists():
+            elif path.suffix == ".json":
                 found += json.loads(path.read_text())["runs"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise Refused(f"{path} is no run, or it is damaged: {error!r}") from None
     return [run for run in found if run["evals"]]
 
 
 def read_folder(folder):
-    """A list with the folder's run; empty if there is none, or it has not begun."""
+    """The folder's run in a list, which is empty if there is none."""
     config, log = folder / "config.json", folder / "metrics.jsonl"
     if not config.exists() or not log.exists():
         return []
-    run = json.loads(config.read_text())
-    run |= {"evals": [], "seconds": None}
+    run = json.loads(config.read_text()) | {"evals": [], "seconds": None}
     for line in map(json.loads, log.read_text().splitlines()):
         if "final" in line:  # it repeats the last scores
             run["seconds"] = line["seconds"]
@@ -79,106 +78,51 @@ def read_folder(folder):
     return [run]
 
 
+def no_run_in(place):
+    """The error for a place without runs, which names the runs here that it resembles most."""
+    here = [str(config.parent) for config in Path().glob("*/*/config.json")]
+    nearest = difflib.get_close_matches(str(place), here, n=5, cutoff=0)
+    return Refused(f"no run with scores in {place}; runs here: {', '.join(nearest) or 'none'}")
+
+
 def pack(runs, path):
-    """Write runs into one file, one run per line, that `read_runs` reads."""
+    """Write runs into one file, a line each, that `read_runs` reads."""
     rows = ",\n".join(json.dumps(run) for run in runs)
     Path(path).write_text(f'{{"runs": [\n{rows}\n]}}\n')
 
 
-# ---- 2. What a run is called -----------------------------------------------
-
-MIXER_NAMES = {"gla": "GLA", "mamba2": "Mamba2", "gdn": "GDN"}
-POSITION_NAMES = {
-    "rope": "RoPE",
-    "rope4": "RoPE(1/4)",
-    "nope": "NoPE",
-    "alibi": "ALiBi",
-    "halibi": "H-ALiBi",
-}
-
-
-def model_name(model):
-    """The paper's name of a model, given as the dict of its Config.
-
-    "RoPE + Canon-ABCD (no-res)", or "GDN + Canon-AbCD": the small b is the mixer's own convolution.
-    Without Canon, such a model is "GDN (conv)".
-    """
-    position = POSITION_NAMES.get(model["pos"], model["pos"])
-    names = {**MIXER_NAMES, "attention": position}  # attention goes by its positions
-    mixers = model["mixer"].split(",")  # a hybrid has several
-    name = "/".join(names.get(mixer, mixer) for mixer in mixers)
-    points = model["canon"].upper()
-    if points:
-        if model["short_conv"]:
-            points += "b"
-        points = "".join(sorted(points, key=str.upper))  # "AbCD": b between A and C
-        kind = "Canon" if model["canon_type"] == "conv" else model["canon_type"]
-        name += f" + {kind}-{points}"
-
-    variants = []
-    if not model["canon_residual"]:
-        variants.append("no-res")
-    if model["canon_silu"]:
-        variants.append("act")
-    if model["canon_frozen"]:
-        variants.append("cst")  # constant: the weights stay as they were drawn
-    if model["canon_kernel"] != 4:
-        variants.append(f"kernel {model['canon_kernel']}")
-    if model["short_conv"] and not points:
-        variants.append("conv")
-    if variants:
-        name += f" ({', '.join(variants)})"
-    return name
+# ---- 2. Groups and their scores --------------------------------------------
+#
+# `groups` is always {label: [run, ..]}, in drawing order: a group per model, a run per seed.
+# run["units"] has the units of scores; a score without a unit is printed as a plain number.
 
 
 def group(runs):
-    """The runs as groups, in drawing order. Of runs that share recipe and seed, the last counts."""
-    by_recipe = {}  # {recipe: {seed: run}}
-    for run in sorted(runs, key=order):
-        recipe = json.dumps(settings_of(run), sort_keys=True)  # as text it can be a key
-        by_recipe.setdefault(recipe, {})[run["seed"]] = run
+    """The runs of one figure as groups. Of runs with the same name the last one counts."""
+    by_name = {run["run"]: run for run in runs}
     groups = {}
-    for seeds in by_recipe.values():
-        members = list(seeds.values())
-        groups[label(members[0], runs)] = members
+    for run in sorted(by_name.values(), key=drawing_order):
+        groups.setdefault(label_of(run), []).append(run)
     return groups
 
 
-def settings_of(run):
-    """{field: value} of all that makes a run, but its seed."""
-    return {**run["task"], **run["model"], **run["training"], "dtype": run["dtype"]}
+def drawing_order(run):
+    """What to sort runs by: without Canon before with it, then by name, then by seed."""
+    return run["model"]["canon"] != "", label_of(run), run["training"]["seed"]
 
 
-def label(run, runs):
-    """The name of the run's model, and the settings in which runs of that name differ, such as
-    "RoPE, n_layer 2".
+def label_of(run):
+    """The run's name without task, preset and seed: "rope_abcd" for copy_nano_rope_abcd_s0.
+
+    A folder that --out called "mine" stays "mine".
     """
-    name = model_name(run["model"])
-    namesakes = [other for other in runs if model_name(other["model"]) == name]
-    for field, value in settings_of(run).items():
-        if any(settings_of(other).get(field) != value for other in namesakes):
-            name += f", {field} {value}"
-    return name
+    without_seed = re.sub(r"_s\d+$", "", run["run"])
+    return without_seed.removeprefix(f"{figure_of(run)}_")
 
 
-def order(run):
-    """What to sort by: attention before linear mixers, RoPE before NoPE, no Canon before Canon."""
-    model = run["model"]
-    convolutions = len(model["canon"]) + model["short_conv"]
-    is_linear, is_nope = model["mixer"] != "attention", model["pos"] == "nope"
-    return is_linear, model["mixer"], is_nope, model["pos"], convolutions, run["seed"]
-
-
-def kind_of(run):
-    """("copy", "nano", "N=64"): the runs that belong in one figure have the same."""
-    task = run["task"]
-    sizes = [f"{field}={task[field]}" for field in ("N", "K", "L") if field in task]
-    return (task["name"], run["preset"], *sizes)
-
-
-# ---- 3. Its scores, and a table --------------------------------------------
-#
-# run["units"] says the unit of each score. A score without a unit prints as a plain number.
+def figure_of(run):
+    """The name of the figure that shows this run, such as "copy_nano"."""
+    return f"{run['task']['name']}_{run['preset']}"
 
 
 def all_runs(groups):
@@ -187,7 +131,7 @@ def all_runs(groups):
 
 def score_names(groups):
     """All scores of these runs, in the order in which the tasks report them."""
-    names = {}  # a dict, as a set would lose the order
+    names = {}  # a dict, because a set would lose the order
     for run in all_runs(groups):
         names.update(run["evals"][-1]["eval"])
     return list(names)
@@ -200,33 +144,46 @@ def unit_of(groups, score):
     return ""
 
 
-def chance_of(groups, score):
-    """The share that guessing gets right; None if that is not known, or the score is no share."""
-    for run in all_runs(groups):
-        if run["units"].get(score) == "share":
-            return run["chance"]
-    return None
+def chances_of(groups, score):
+    """The shares that a guess gets right: more than one if the runs' tasks differ in size, and none
+    if the score is not a share."""
+    of_shares = [run for run in all_runs(groups) if run["units"].get(score) == "share"]
+    return {run["chance"] for run in of_shares if run["chance"] is not None}
 
 
 def values_by_step(run, score):
-    """{step: value}, empty if the run does not have this score."""
+    """{step: value}, empty if the run doesn't have this score."""
     evals = [line for line in run["evals"] if score in line["eval"]]
     return {line["step"]: line["eval"][score] for line in evals}
 
 
+def mean_by_step(runs, score):
+    """{step: mean over the runs that have this score}, up to where all of them have come."""
+    curves = [values_by_step(run, score) for run in runs]
+    curves = [curve for curve in curves if curve]
+    values = {}  # {step: [value, ..]}
+    for curve in curves:
+        for step, value in curve.items():
+            values.setdefault(step, []).append(value)
+    return {step: mean(values[step]) for step in values if len(values[step]) == len(curves)}
+
+
 def last_scores(runs, score):
-    """Each run's last value; runs without this score are left out."""
+    """The last value of each run that has this score."""
     last = [run["evals"][-1]["eval"] for run in runs]
     return [scores[score] for scores in last if score in scores]
 
 
+# ---- 3. A table ------------------------------------------------------------
+
+
 def table(groups, scores=None):
-    """Every seed's last scores, as Markdown."""
+    """The last scores of each run, as Markdown."""
     scores = scores or score_names(groups)
     rows = [["model", "seeds", *scores]]
-    for name, runs in groups.items():
-        seeds = sorted({run["seed"] for run in runs})  # once, if there are runs of several tasks
-        row = [name, ", ".join(map(str, seeds))]
+    for label, runs in groups.items():
+        seeds = dict.fromkeys(map(seed_text, runs))  # once, even if there are runs of several tasks
+        row = [label, ", ".join(seeds)]
         for score in scores:
             unit = unit_of(groups, score)
             row.append(", ".join(score_text(value, unit) for value in last_scores(runs, score)))
@@ -234,99 +191,142 @@ def table(groups, scores=None):
     return markdown(rows)
 
 
+def seed_text(run):
+    """The seed; for a run that is not finished, also how far it is: "1 (step 800 of 16,000)"."""
+    seed = str(run["training"]["seed"])
+    if run["seconds"] is None:
+        seed += f" (step {run['evals'][-1]['step']:,} of {run['training']['steps']:,})"
+    return seed
+
+
 def markdown(rows):
-    """A table whose first row is its head; cells are texts."""
+    """Rows of text as a table; the first row is its head."""
     rule = ["---"] * len(rows[0])
     return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
 
 
 # ---- 4. Figures ------------------------------------------------------------
 #
-# Attention is grey without Canon and orange with it; another mixer has a colour of matplotlib's,
-# pale without Canon. Lines are dashed for attention without positions. `title` says what was found.
+# Attention is grey without Canon and orange with it, and its lines are dashed without positions.
+# Other mixers are pale blue without Canon and blue with it. A good title says what was found.
 
 GREY, ORANGE = "#808080", "#e8590c"
-MIXER_COLOURS = {"mamba2": "tab:blue", "gla": "tab:green", "gdn": "tab:purple"}
-OTHER_COLOUR = "tab:brown"  # hybrids, and mixers of your own
-MARKERS = ["", "o", "s", "^", "D", "v"]  # models that share colour and dashes differ in these
+PALE_BLUE, BLUE = "#9ec5e8", "#1864ab"
+MARKERS = ["", "o", "s", "^", "D", "v"]  # for models that share colour and dashes
 
 matplotlib.rc("font", size=11)
+matplotlib.rc("text", parse_math=False)  # a $ in a name is a $
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
 
 
 def curves(groups, title="", headings=None):
-    """Scores against training steps, a panel per score: each run thin, their median thick.
+    """Scores against training steps, a panel per score.
 
-    headings  {score: what stands above its panel}, of the scores to draw; None for all, by name
+    headings  {score: the title of its panel} for the scores to draw; None: all, by their names
     """
-    return draw_panels(draw_curves, groups, title, headings, per_row=3, height=2.9)
+    meaning = "Thick lines are means, thin lines single seeds."
+    return draw_panels(draw_curves, groups, title, headings, meaning, per_row=3, height=2.9)
 
 
 def bars(groups, title="", headings=None):
-    """The last scores, a panel per score and a row per model: bars are medians, dots runs."""
-    height = 0.9 + 0.32 * len(groups)
-    return draw_panels(draw_bars, groups, title, headings, per_row=4, height=height)
+    """The last scores, a panel per score and a row per group."""
+    meaning = "Bars are means, dots single seeds."
+    lines = [shown_label(label, runs).count("\n") + 1 for label, runs in groups.items()]
+    height = 0.9 + 0.16 * max(2, *lines) * len(groups)
+    return draw_panels(draw_bars, groups, title, headings, meaning, per_row=4, height=height)
 
 
-def draw_panels(draw, groups, title, headings, per_row, height):
-    """A figure. `draw` draws a panel, and returns what goes into the legend."""
+def draw_panels(draw, groups, title, headings, meaning, per_row, height):
+    """A figure. `draw` draws a panel and returns what goes into the legend.
+
+    meaning   what lines or bars mean, for the small print
+    """
     headings = headings or {score: score for score in score_names(groups)}
     figure, axes = make_grid(len(headings), title, per_row, height)
-    legend = {}  # {text: the line or bar that it is about}
+    legend = {}  # {text: the line that it is about}
     for axis, (score, heading) in zip(axes, headings.items()):
         legend.update(draw(axis, groups, score))
         axis.set_title(heading)
-    figure.legend(legend.values(), legend.keys(), loc="outside lower left", ncols=3, frameon=False)
+    lines = sum(text.count("\n") + 1 for text in legend)
+    figure.set_figheight(figure.get_figheight() + 0.1 * lines)  # inches; it has two columns
+    figure.legend(
+        legend.values(),
+        legend.keys(),
+        title=f"{meaning} {seeds_and_steps(groups)}",
+        title_fontsize=9,
+        alignment="left",
+        loc="outside lower left",
+        ncols=2,
+        frameon=False,
+    )
     return figure
+
+
+def seeds_and_steps(groups):
+    """For the small print: "Seeds per model: 1 to 3. Training steps: 16,000." """
+    seeds = Counter()  # of each model on each task
+    for label, runs in groups.items():
+        seeds.update((label, run["task"]["name"]) for run in runs)
+    steps = [run["training"]["steps"] for run in all_runs(groups)]
+    return f"Seeds per model: {span(seeds.values())}. Training steps: {span(steps)}."
+
+
+def span(numbers):
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def make_grid(count, title, per_row, height):
     """A figure and the list of its `count` axes, each about `height` inches high."""
     rows = math.ceil(count / per_row)
     columns = math.ceil(count / rows)  # five panels, at most four a row: 3 and 2
-    figure = Figure(figsize=(9, 1.2 + height * rows), layout="constrained")  # inches
-    title = textwrap.fill(title, 68)  # so many characters fit into 9 inches
-    figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
+    figure = Figure(figsize=(9, 1.0 + height * rows), layout="constrained")  # inches
+    figure.suptitle(textwrap.fill(title, 68), x=0.01, ha="left", fontsize=15, weight="bold")
     axes = [figure.add_subplot(rows, columns, number) for number in range(1, count + 1)]
     return figure, axes
 
 
-def looks(groups):
-    """{label: how matplotlib draws it}"""
+def styles(groups):
+    """{label: (colour, line style, marker)}"""
     found, uses = {}, Counter()
-    for name, runs in groups.items():
+    for label, runs in groups.items():
         model = runs[0]["model"]
-        if model["mixer"] == "attention":
-            colour = ORANGE if model["canon"] else GREY
-        else:
-            opacity = 1 if model["canon"] else 0.5
-            colour = (MIXER_COLOURS.get(model["mixer"], OTHER_COLOUR), opacity)
-        dashed = model["mixer"] == "attention" and model["pos"] == "nope"
-        marker = MARKERS[uses[colour, dashed] % len(MARKERS)]
-        uses[colour, dashed] += 1
-        found[name] = {"color": colour, "ls": "--" if dashed else "-", "marker": marker}
+        attends = model["mixer"] == "attention"
+        without, with_canon = (GREY, ORANGE) if attends else (PALE_BLUE, BLUE)
+        colour = with_canon if model["canon"] else without
+        line = "--" if attends and model["pos"] == "nope" else "-"
+        marker = MARKERS[uses[colour, line] % len(MARKERS)]
+        uses[colour, line] += 1
+        found[label] = colour, line, marker
     return found
 
 
+def shown_label(label, runs):
+    """The label in lines that fit a legend, with the runs that are not finished."""
+    unfinished = [seed_text(run) for run in runs if run["seconds"] is None]
+    words = ", seed ".join([label, *unfinished]).replace("_", " ")
+    return textwrap.fill(words, width=40, break_on_hyphens=False)
+
+
 def draw_curves(axis, groups, score):
-    unit, look_of = unit_of(groups, score), looks(groups)
+    unit, style_of = unit_of(groups, score), styles(groups)
     legend = {}
-    for name, runs in groups.items():
+    for label, runs in groups.items():
+        colour, line, marker = style_of[label]
         for run in runs:
             curve = values_by_step(run, score)
-            thin = {**look_of[name], "lw": 0.9, "alpha": 0.5, "marker": ""}
-            (single,) = axis.plot(list(curve), list(curve.values()), **thin)
-        curve = median_curve(runs, score)
-        above = 3 if runs[0]["model"]["canon"] else 2  # Canon lies above
-        thick = {**look_of[name], "lw": 2.6, "markevery": 0.12, "zorder": above}
+            thin = {"color": colour, "ls": line, "lw": 0.9, "marker": ".", "ms": 3, "alpha": 0.5}
+            if len(runs) > 1:
+                axis.plot(list(curve), list(curve.values()), **thin)
+        curve = mean_by_step(runs, score)
+        thick = {"color": colour, "ls": line, "lw": 2.6, "marker": marker}
+        thick["markevery"] = max(1, len(curve) // 8)
         if len(curve) == 1:
-            thick["marker"] = "o"  # a line of one point would not be seen
-        (legend[name],) = axis.plot(list(curve), list(curve.values()), **thick)
-    if len(all_runs(groups)) > len(groups):
-        legend["single seed"] = single
-    chance = chance_of(groups, score)
-    if chance is not None:
+            thick["marker"] = "o"  # a line of one point would be invisible
+        (mean_line,) = axis.plot(list(curve), list(curve.values()), **thick)
+        legend[shown_label(label, runs)] = mean_line
+    for chance in chances_of(groups, score):
         legend["chance"] = axis.axhline(chance, color=GREY, ls=":", lw=1)
     axis.set_xlabel("training steps")
     axis.set_xlim(left=0)
@@ -340,37 +340,25 @@ def draw_curves(axis, groups, score):
     return legend
 
 
-def median_curve(runs, score):
-    """{step: median over the runs that have the score}, at the steps at which all these have it."""
-    curves = [values_by_step(run, score) for run in runs]
-    curves = [curve for curve in curves if curve]
-    values = {}  # of all curves, by step
-    for curve in curves:
-        for step, value in curve.items():
-            values.setdefault(step, []).append(value)
-    complete = [step for step in values if len(values[step]) == len(curves)]
-    return {step: statistics.median(values[step]) for step in complete}
-
-
 def draw_bars(axis, groups, score):
-    unit, look_of = unit_of(groups, score), looks(groups)
+    unit, style_of = unit_of(groups, score), styles(groups)
     legend = {}
-    for row, (name, runs) in enumerate(groups.items()):
+    for row, (label, runs) in enumerate(groups.items()):
         values = last_scores(runs, score)
         if not values:
             continue
-        median = statistics.median(values)
-        legend["median"] = axis.barh(row, median, color=look_of[name]["color"], height=0.7)
+        colour, _, _ = style_of[label]
+        axis.barh(row, mean(values), color=colour, height=0.7)
         rows = [row] * len(values)
-        # Not clipped: half of a dot at 0 or 100% lies outside the axes.
-        dot = {"color": "white", "mec": "#333333", "ms": 4.5, "clip_on": False}
-        (legend["single seed"],) = axis.plot(values, rows, "o", **dot)
+        # Not clipped, because half of a dot at 0 or 100% lies outside the axes.
+        axis.plot(values, rows, "o", color="white", mec="#333333", ms=4.5, clip_on=False)
         beside = axis.get_yaxis_transform()  # x as a share of the axes, y in rows
-        axis.text(1.08, row, score_text(median, unit), transform=beside, va="center_baseline")
-    chance = chance_of(groups, score)
-    if chance is not None:
+        text = score_text(mean(values), unit)
+        axis.text(1.08, row, text, transform=beside, va="center_baseline")
+    for chance in chances_of(groups, score):
         legend["chance"] = axis.axvline(chance, color=GREY, ls=":", lw=1)
-    axis.set_yticks(range(len(groups)), list(groups))  # the models' names
+    names = [shown_label(label, runs) for label, runs in groups.items()]
+    axis.set_yticks(range(len(groups)), names, fontsize=9)
     axis.tick_params(axis="y", length=0, pad=8, labelleft=axis.get_subplotspec().is_first_col())
     axis.set_ylim(len(groups) - 0.4, -0.6)  # upside down: row 0 is at the top
     axis.locator_params(axis="x", nbins=2)
@@ -387,69 +375,76 @@ def draw_bars(axis, groups, score):
 
 @torch.no_grad()
 def attention_maps(model, tokens):
-    """{(layer, head): (T, T)}, both counted from 1: how much row t attends to each token.
-
-    PyTorch's fused function keeps its weights to itself. But its output is the weights times the
-    values: called once more with the identity matrix as values, it returns the weights.
-    """
-    attend = F.scaled_dot_product_attention
-    weights = []  # of each attention in the block that runs: (H, T, T)
-
-    def watched(query, key, value, **options):
-        T = key.shape[2]
-        identity = torch.eye(T).to(key).expand(*key.shape[:3], T)  # (1, H, T, T)
-        weights.append(attend(query, key, identity, **options)[0])
-        return attend(query, key, value, **options)
-
+    """{(layer, head): (T, T)}, both counted from 1. Row t is how token t spreads its attention."""
     maps = {}
     x = model.embed(torch.tensor([tokens], device=device_of(model)))
-    with patch.object(F, "scaled_dot_product_attention", watched):
-        for layer, block in enumerate(model.blocks, 1):
-            x = block(x)
-            while weights:  # a block may have none
-                for head, its_weights in enumerate(weights.pop(), 1):
-                    maps[layer, head] = its_weights
+    for layer, block in enumerate(model.blocks, 1):
+        if isinstance(block.mixer, Attention):
+            weights = attention_weights(block.mixer, block.canon_a(block.norm1(x)))
+            for head, head_weights in enumerate(weights, 1):
+                maps[layer, head] = head_weights
+        x = block(x)
     return maps
 
 
-READABLE_LENGTH = 28  # tokens; the names of more than some 40 columns would overlap
+def attention_weights(attention, x):
+    """softmax(q k^T / sqrt(K) + mask), (H, T, T), where x (1, T, D) is what this layer reads.
+
+    This repeats the first half of Attention.forward. The second half hands q, k and v to PyTorch's
+    fused function, which never forms these weights as a matrix.
+    """
+    T = x.shape[1]
+    qkv = attention.canon_b(attention.qkv(x))  # (1, T, 3D)
+    q, k, _ = qkv.unflatten(-1, (3, attention.n_head, -1)).unbind(2)  # (1, T, H, K)
+    q = attention.positions.turn(q, 0)[0].transpose(0, 1)  # (H, T, K)
+    k = attention.positions.turn(k, 0)[0].transpose(0, 1)
+    mask = attention.mask(T, T, like=q)
+    if mask is None:  # only the future is hidden
+        mask = torch.full((T, T), -math.inf, device=x.device).triu(1)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return (scores + mask).softmax(-1)
+
+
+MOST_ROWS, MOST_COLUMNS = 12, 40  # of a panel
 
 
 def inside(folder, title=""):
-    """Where a trained model's four sharpest heads look when it answers. The sharpest head gives, on
-    average, most of its attention to one token. Raises Refused if the model has no attention.
+    """A figure: where a trained model looks when it answers one instance of its task.
+
+    It shows the four sharpest heads, which on average give the largest share of their attention to
+    a single token. Raises Refused if the model has no attention.
     """
     task, model = load_model(folder)
     rng = np.random.default_rng([0, SAMPLES])  # other numbers than training's and evaluation's
-
-    def distance(document):
-        return abs(len(document.tokens) - READABLE_LENGTH)
-
-    document = min(task.documents(rng, 100), key=distance)
-    words = [task.vocabulary[token] for token in document.tokens]
-    rows = []  # the tokens after which a target comes
+    (document,) = task.documents(rng, 1)
+    tokens = document.tokens[:-1]  # nothing follows the last one
+    rows = []  # the tokens that a target follows
     for start, end in document.targets:
         rows += range(max(start, 1) - 1, end - 1)  # nothing predicts the first token
-    rows = rows[-12:]
+    rows = rows[-MOST_ROWS:]
+    words = [task.vocabulary[token] for token in document.tokens]
+    answers = [f"{words[t]} → {words[t + 1]}" for t in rows]
 
-    maps, sharpness = {}, {}  # of each (layer, head)
-    tokens = document.tokens[:-1]  # nothing follows the last one
-    for place, weights in attention_maps(model, tokens).items():
-        maps[place] = weights[rows]
-        sharpness[place] = maps[place].amax(dim=1).mean()
-    if not maps:
-        raise Refused(f"{folder}: its mixer, {model.config.mixer}, has no attention to draw")
+    maps = {place: weights[rows] for place, weights in attention_maps(model, tokens).items()}
+    require(maps, "--inside", str(folder), f"its mixer, {model.config.mixer}, has no attention")
+    sharpness = {place: weights.amax(dim=1).mean() for place, weights in maps.items()}
     sharpest = sorted(maps, key=sharpness.get, reverse=True)[:4]
+    most = torch.stack([maps[place] for place in sharpest]).amax(dim=(0, 1))  # (T,)
+    # If there are too many tokens, keep those that get the most attention.
+    columns = most.topk(min(MOST_COLUMNS, len(tokens))).indices.sort().values
 
-    figure, axes = make_grid(len(sharpest), title, per_row=2, height=0.8 + 0.2 * len(rows))
+    figure, axes = make_grid(len(sharpest), title, per_row=1, height=0.5 + 0.17 * len(rows))
     for axis, (layer, head) in zip(axes, sharpest):
-        axis.imshow(maps[layer, head].numpy(), cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+        weights = maps[layer, head][:, columns].numpy()
+        image = axis.imshow(weights, cmap="Oranges", vmin=0, vmax=1, aspect="auto")
         on_one_token = f"{sharpness[layer, head]:.0%} on one token"
         axis.set_title(f"layer {layer}, head {head}: {on_one_token}")
-        columns = words[:-1] if len(words) <= 40 else []
-        axis.set_xticks(range(len(columns)), columns, fontsize=9, rotation=90)
-        axis.set_yticks(range(len(rows)), [f"{words[t]} → {words[t + 1]}" for t in rows])
-        axis.tick_params(axis="y", labelleft=axis.get_subplotspec().is_first_col())
+        axis.set_yticks(range(len(rows)), answers, fontsize=9)
+        axis.set_ylabel("answers")
+        axis.set_xticks([])
+    axes[-1].set_xticks(range(len(columns)), [words[t] for t in columns], rotation=90)
+    axes[-1].set_xlabel(f"looks at ({len(columns)} of {len(tokens)} tokens)")
+    figure.colorbar(image, ax=axes, label="attention", format=PercentFormatter(xmax=1), aspect=40)
     return figure
 
 
@@ -464,37 +459,38 @@ def save(figure, path):
 
 
 def draw_runs(runs, out):
-    """A figure and a table for each task, preset and size."""
-    by_kind = {}
+    """A figure and a table for each task and preset."""
+    by_figure = {}
     for run in runs:
-        by_kind.setdefault(kind_of(run), []).append(run)
-    for kind, its_runs in by_kind.items():
+        by_figure.setdefault(figure_of(run), []).append(run)
+    for name, its_runs in by_figure.items():
         groups = group(its_runs)
         draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
-        save(draw(groups, title=", ".join(kind)), out / f"{'_'.join(kind)}.png")
+        save(draw(groups, title=name), out / f"{name}.png")
         print(f"\n{table(groups)}\n")
 
 
-def make_parser():
-    parser = parser_of("plot.py", __doc__)
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="plot.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=argparse.SUPPRESS,  # so that an error is one line
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
     add("--out", type=Path, default="out", help="figures' folder (default: out)")
     add("--save", type=Path, help="also pack the runs into this file")
     add("--inside", action="store_true", help="draw where a model's sharpest heads look")
-    add("--program", help="a file that registers a task, mixer and so on of your own")
-    return parser
-
-
-def main(argv=None):
-    parser = make_parser()
     args = parser.parse_args(argv)
     paths = []
-    for pattern in args.runs:  # the shell of Windows leaves it to programs to expand out/*
-        paths += sorted(glob(pattern)) or [pattern]
+    for name in args.runs:
+        if Path(name).exists():
+            paths.append(name)
+        else:  # Windows' shell leaves it to programs to expand out/*
+            paths += sorted(glob(name)) or [name]
     try:
-        if args.program:
-            register(args.program)
         if args.inside:
             for path in paths:
                 name = Path(path).resolve().name
@@ -503,12 +499,12 @@ def main(argv=None):
             return
         runs = read_runs(paths)
         if not runs:
-            raise Refused("no scores yet; did you mean out/*?")
+            raise no_run_in(", ".join(paths))
         if args.save:
             pack(runs, args.save)
         draw_runs(runs, args.out)
     except (Refused, OSError) as error:
-        parser.error(error)
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.random import default_rng
 from torch.autograd import gradcheck
 from torch.testing import assert_close
@@ -2198,20 +2199,19 @@ def test_a_missing_part_is_named_with_the_command_that_has_it(refused):
 # ---- 5. plot.py ------------------------------------------------------------
 
 
-def toy_run(*values, seed=0, N=6, lr=0.01, **model):
+def toy_run(label, *values, seed=0, seconds=3.0, **model):
     """A run as plot.py reads it. values: of its score after 10, 20 .. steps."""
     evals = []
     for number, value in enumerate(values, 1):
         evals.append({"step": 10 * number, "eval": {"k=1": value}})
     return {
-        "task": {"name": "depo1", "N": N},
-        "model": Config(vocab_size=9, block_size=9, **model).filled_in(),
-        "training": {"lr": lr},
-        "dtype": "float32",
-        "seed": seed,
+        "run": f"depo1_nano_{label}_s{seed}",
+        "task": {"name": "depo1"},
         "preset": "nano",
+        "model": {"mixer": "attention", "pos": "rope", "canon": ""} | model,
+        "training": {"steps": 1000, "seed": seed},
         "evals": evals,
-        "seconds": 3.0,
+        "seconds": seconds,
         "units": {"k=1": "share"},
         "chance": 0.25,
     }
@@ -2219,12 +2219,11 @@ def toy_run(*values, seed=0, N=6, lr=0.01, **model):
 
 def test_runs_are_read_packed_and_read_again(here):
     """Figures, and runs that have no scores yet, are left out."""
-    flags = "--steps 40 --eval-every 20"
-    train.main(tiny(flags, "out/finished"))
-    with interruption(30), pytest.raises(SystemExit):
-        train.main(tiny(flags, "out/stopped"))
-    with interruption(15), pytest.raises(SystemExit):
-        train.main(tiny(flags, "out/without_scores"))
+    train.main(tiny("--steps 40 --eval-every 20", "out/finished"))
+    for name, count in (("begun", 0), ("stopped", 1)):  # the log has a line every 20 steps
+        shutil.copytree("out/finished", f"out/{name}")
+        log = Path("out", name, "metrics.jsonl")
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[:count]))
     Path("out/figure.png").touch()
     runs = plot.read_runs(sorted(Path("out").iterdir()))
     finished, stopped = runs
@@ -2236,66 +2235,67 @@ def test_runs_are_read_packed_and_read_again(here):
     assert plot.read_runs(["packed.json"]) == runs
 
 
-MODEL_NAMES = [
-    ("RoPE + Canon-D (no-res, kernel 2)", dict(canon="d", canon_residual=False, canon_kernel=2)),
-    ("RoPE + Canon-A (act, cst)", dict(canon="a", canon_silu=True, canon_frozen=True)),
-    ("GLA (conv)", dict(mixer="gla", short_conv=True)),
-    ("GDN + Canon-AbCD", dict(mixer="gdn", canon="acd", short_conv=True)),
-    ("GDN + Canon-ABbCD", dict(mixer="gdn", canon="abcd", short_conv=True)),
-    ("Mamba2/RoPE(1/4)", dict(mixer="mamba2,attention", pos="rope4", short_conv=False)),
-]
-
-
-@parametrize("name, options", MODEL_NAMES)
-def test_models_are_named_as_in_the_paper(name, options):
-    assert plot.model_name(vars(Config(vocab_size=9, block_size=9, d_model=192, **options))) == name
-
-
-def test_a_group_is_a_recipe():
-    """Its label says how recipes differ. Of one recipe and seed the later run counts."""
-    groups = plot.group([
-        toy_run(0.7, seed=1),
-        toy_run(0.3, canon="abcd"),
-        toy_run(0.4, lr=0.02),
-        toy_run(0.5),
-        toy_run(0.6),
-    ])  # fmt: skip
+def test_a_group_is_a_name_without_its_seed():
+    """Groups without Canon come first. Of runs with one name, the last counts."""
+    runs = [
+        toy_run("", 0.8) | {"run": "mine"},
+        toy_run("gla_acd", 0.5, canon="acd"),
+        toy_run("rope_bare", 0.7, seed=1),
+        toy_run("rope_bare", 0.3),
+        toy_run("rope_bare", 0.4),
+        toy_run("nope_abcd", 0.6, canon="abcd"),
+    ]
+    groups = plot.group(runs)
     last = {label: plot.last_scores(members, "k=1") for label, members in groups.items()}
-    assert last == {
-        "RoPE, lr 0.02": [0.4],
-        "RoPE, lr 0.01": [0.6, 0.7],
-        "RoPE + Canon-ABCD": [0.3],
-    }
+    expected = {"mine": [0.8], "rope_bare": [0.4, 0.7], "gla_acd": [0.5], "nope_abcd": [0.6]}
+    assert list(last.items()) == list(expected.items())
 
 
+STOPPED = toy_run("without", 0.4, 0.8, seed=1, seconds=None)
 TWO_GROUPS = {
-    "without": [toy_run(0.2, 0.4, 0.5), toy_run(0.4, 0.8, seed=1), toy_run(0.9, 0.9, seed=2)],
-    "with": [toy_run(0.9, 0.95, canon="abcd")],
+    "without": [toy_run("without", 0.2, 0.4, 0.5), STOPPED, toy_run("without", 0.9, 0.9, seed=2)],
+    "with": [toy_run("with", 0.9, 0.95, canon="abcd", pos="nope")],
 }
 
 
-def test_curves_are_runs_and_their_median():
-    """The median goes as far as all seeds have come. Runs without the score do not count."""
-    (axis,) = plot.curves(TWO_GROUPS).axes
+def test_curves_are_runs_and_their_mean():
+    """The mean goes as far as all seeds have come. Runs without the score do not count."""
+    figure = plot.curves(TWO_GROUPS)
+    (axis,) = figure.axes
     drawn = [list(line.get_ydata()) for line in axis.lines]
-    without, median = [[0.2, 0.4, 0.5], [0.4, 0.8], [0.9, 0.9]], [0.4, 0.8]
-    chance = [0.25, 0.25]
-    assert drawn == [*without, median, [0.9, 0.95], [0.9, 0.95], chance]
+    without, mean, chance = [[0.2, 0.4, 0.5], [0.4, 0.8], [0.9, 0.9]], [0.5, 0.7], [0.25, 0.25]
+    assert_close(drawn, [*without, mean, [0.9, 0.95], chance])
+    assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "-", "-", "--", ":"]
     of_other_task = {"evals": [{"step": 1, "eval": {"tokens": 0.1}}]}
-    curve = plot.median_curve([*TWO_GROUPS["without"], of_other_task], "k=1")
-    assert list(curve.values()) == median
+    curve = plot.mean_by_step([*TWO_GROUPS["without"], of_other_task], "k=1")
+    assert_close(list(curve.values()), mean)
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["without, seed 1 (step 20 of 1,000)", "with", "chance"]
+    assert "Seeds per model: 1 to 3. Training steps: 1,000." in legend.get_title().get_text()
 
 
-def test_bars_are_medians_and_dots_are_runs():
+def test_a_single_evaluation_is_seen():
+    figure = plot.curves({"with": [toy_run("with", 0.5, canon="abcd")]})
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3]  # rows from below
+    left, bottom, right, top = figure.axes[0].get_window_extent().extents.astype(int)
+    orange = pixels[bottom:top, left:right] == (0xE8, 0x59, 0x0C)
+    assert orange.all(-1).sum() > 20
+
+
+def test_bars_are_means_and_dots_are_runs():
     (axis,) = plot.bars(TWO_GROUPS).axes
-    assert [bar.get_width() for bar in axis.patches] == [0.8, 0.95]
+    assert_close([bar.get_width() for bar in axis.patches], [2.2 / 3, 0.95])
     dots = [list(line.get_xdata()) for line in axis.lines]
     assert dots == [[0.5, 0.8, 0.9], [0.95], [0.25, 0.25]]  # the last is chance
 
 
 @torch.no_grad()
-def test_attention_maps_are_the_weights_of_attention():
-    options = dict(n_layer=4, n_head=4, d_model=32, pos="nope", canon="ab", mixer="gla,attention")
+@parametrize("pos", ("rope", "alibi"))
+def test_attention_maps_are_the_weights_of_attention(pos):
+    options = dict(n_layer=4, n_head=4, d_model=32, pos=pos, canon="ab", mixer="gla,attention")
     model = CanonGPT(Config(vocab_size=9, block_size=8, **options))
     tokens = [1, 2, 3, 4, 3, 2]
     maps = plot.attention_maps(model, tokens)
@@ -2304,24 +2304,44 @@ def test_attention_maps_are_the_weights_of_attention():
     for layer, block in enumerate(model.blocks, 1):
         if layer in (2, 4):
             seen = block.canon_a(block.norm1(x))
-            (shares,), _ = attention_by_hand(block.mixer, seen, "nope")
+            (shares,), _ = attention_by_hand(block.mixer, seen, pos)
             assert_close(torch.stack([maps[layer, head] for head in (1, 2, 3, 4)]), shares)
         x = block(x)
 
 
-def test_plot_draws_each_size_in_a_figure_of_its_own(here, capsys):
-    """From files, which it finds by their pattern, and from the file into which it packs them."""
-    smaller = [toy_run(0.2), toy_run(0.8, canon="abcd"), toy_run(0.9, canon="abcd", seed=1)]
-    plot.pack(smaller, "smaller.json")
-    many = [toy_run(0.1, N=9, n_layer=layers) for layers in range(1, 12)]  # too many for curves
-    plot.pack(many, "larger.json")
-    plot.main(["*er.json", "--save", "packed.json"])
-    printed = capsys.readouterr().out
-    plot.main(["packed.json"])
-    assert capsys.readouterr().out == printed
-    assert "| RoPE + Canon-ABCD | 0, 1 | 80%, 90% |" in printed
-    for name in ("out/depo1_nano_N=6.png", "out/depo1_nano_N=9.png"):
-        assert name in printed and Path(name).stat().st_size > 10_000
+def test_plot_draws_and_packs_what_it_finds(here, capsys):
+    """A folder's name may look like a pattern, or like mathematics; scores may be NaN."""
+    plot.pack([toy_run("rope_abcd", 0.8), *TWO_GROUPS["without"]], "run[1].json")
+    plot.pack([toy_run("$\\oops$", math.nan, math.nan)], "run1.json")
+    plot.main(["run[1].json", "--save", "packed.json"])
+    assert plot.read_runs(["packed.json"]) == plot.read_runs(["run[1].json"])
+    assert "| without | 0, 1 (step 20 of 1,000), 2 | 50%, 80%, 90% |" in capsys.readouterr().out
+    many = [toy_run(f"n-layer={layers}", 0.1) for layers in range(11)]  # too many for curves
+    plot.pack([{**run, "preset": "small"} for run in many], "run2.json")
+    plot.main(["run?.json", "--out", "figures"])
+    assert "| $\\oops$ | 0 | nan% |" in capsys.readouterr().out
+    for name in ("out/depo1_nano.png", "figures/depo1_nano.png", "figures/depo1_small.png"):
+        assert Path(name).stat().st_size > 10_000
+
+
+def test_inside_shows_the_tokens_that_get_attention(refused):
+    """At most 40 of them. A linear mixer has no attention; elsewhere there is no run."""
+    train.main(tiny("--N 24 --block-size 49 --steps 1", "out/long"))
+    plot.main(["--inside", "out/long", "--out", "figures"])
+    assert Path("figures/long_inside.png").exists()
+    first, second, _ = plot.inside("out/long").axes
+    assert second.get_xlabel() == "looks at (40 of 49 tokens)"
+    task, model = sample.load_model("out/long")
+    (document,) = task.documents(default_rng([0, tasks.SAMPLES]), 1)
+    maps = plot.attention_maps(model, document.tokens[:-1])
+    shown = {float(axis.images[0].get_array().max()) for axis in (first, second)}
+    assert shown == {weights[-12:].max().item() for weights in maps.values()}
+    train.main(tiny("--mixer gla --steps 1", "out/linear"))
+    refused(["--inside", "out/linear"], "gla", "no attention", main=plot.main)
+    refused(["out/lon"], "no run with scores in out/lon; runs here: out/long", main=plot.main)
+    for text in ("{", "{}"):
+        Path("out/damaged.json").write_text(text)
+        refused(["out/damaged.json"], "out/damaged.json", "damaged", main=plot.main)
 
 
 # ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
