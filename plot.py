@@ -3,7 +3,7 @@
 Draws a figure for each task and preset, and prints the last scores of each run as a Markdown table.
 
     python plot.py out/* --out figures       writes figures/copy_nano.png, and so on
-    python plot.py out/* --save runs.json    also packs the runs into one file, which plot.py reads, too
+    python plot.py out/* --save runs.json    also packs the runs into one file, which it can draw
     python plot.py --inside out/RUN          draws where a model's sharpest heads look
 
 Runs that differ only in their seed are one group. Its label is their folders' name without task,
@@ -249,7 +249,7 @@ def draw_panels(draw, groups, title, headings, meaning, per_row, height):
         legend.update(draw(axis, groups, score))
         axis.set_title(heading)
     lines = sum(text.count("\n") + 1 for text in legend)
-    figure.set_figheight(figure.get_figheight() + 0.1 * lines)  # inches; it has two columns
+    figure.set_figheight(figure.get_figheight() + 0.1 * lines)  # inches, for two columns
     figure.legend(
         legend.values(),
         legend.keys(),
@@ -314,11 +314,10 @@ def draw_curves(axis, groups, score):
     legend = {}
     for label, runs in groups.items():
         colour, line, marker = style_of[label]
-        for run in runs:
+        for run in runs if len(runs) > 1 else []:  # a single run is its own mean
             curve = values_by_step(run, score)
             thin = {"color": colour, "ls": line, "lw": 0.9, "marker": ".", "ms": 3, "alpha": 0.5}
-            if len(runs) > 1:
-                axis.plot(list(curve), list(curve.values()), **thin)
+            axis.plot(list(curve), list(curve.values()), **thin)
         curve = mean_by_step(runs, score)
         thick = {"color": colour, "ls": line, "lw": 2.6, "marker": marker}
         thick["markevery"] = max(1, len(curve) // 8)
