@@ -2220,7 +2220,7 @@ def toy_run(label, *values, seed=0, seconds=3.0, **model):
 def test_runs_are_read_packed_and_read_again(here):
     """Figures, and runs that have no scores yet, are left out."""
     train.main(tiny("--steps 40 --eval-every 20", "out/finished"))
-    for name, count in (("begun", 0), ("stopped", 1)):  # the log has a line every 20 steps
+    for name, count in (("begun", 0), ("stopped", 1)):  # lines that the log has so far
         shutil.copytree("out/finished", f"out/{name}")
         log = Path("out", name, "metrics.jsonl")
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:count]))
@@ -2228,9 +2228,9 @@ def test_runs_are_read_packed_and_read_again(here):
     runs = plot.read_runs(sorted(Path("out").iterdir()))
     finished, stopped = runs
     last = logged("out/finished")[-1]
-    assert [line["step"] for line in finished["evals"]] == [20, 40]
+    assert [line["step"] for line in finished["evals"]] == [10, 20, 40]
     assert finished["evals"][-1]["eval"] == last["eval"] and finished["seconds"] == last["seconds"]
-    assert [line["step"] for line in stopped["evals"]] == [20] and stopped["seconds"] is None
+    assert [line["step"] for line in stopped["evals"]] == [10] and stopped["seconds"] is None
     plot.pack(runs, "packed.json")
     assert plot.read_runs(["packed.json"]) == runs
 

@@ -42,7 +42,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from canon_gpt import CanonGPT, Config, Refused, require
+from canon_gpt import CanonGPT, Config, Refused, State, require
 from kernels import gpu_has_bfloat16, relative_error
 from sample import answered, read_checkpoint, read_config, task_and_config
 from tasks import ALIASES, TASKS, device_of, make_task, score_text, wrapped
@@ -576,7 +576,7 @@ def check_causal(model, autocast):
     if not relative_error(other_future[:, :cut], logits[:, :cut]) <= 1e-6:
         raise Refused(f"{layers}: a layer looks ahead (or gives NaN)")
     if model.streams:
-        state = {}
+        state = State()
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
         whole, _ = model(tokens)  # in float32, as the pieces
         if not relative_error(torch.cat(pieces, dim=1), whole) <= 1e-4:
