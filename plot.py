@@ -15,7 +15,6 @@ Reading order: 1 reading runs; 2 groups and their scores; 3 a table; 4 two figur
 """
 
 import argparse
-import difflib
 import json
 import math
 import re
@@ -33,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from canon_gpt import Attention, Refused, require
-from sample import load_model
+from sample import load_model, no_run_in
 from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
@@ -76,13 +75,6 @@ def read_folder(folder):
         elif "eval" in line:
             run["evals"].append({"step": line["step"], "eval": line["eval"]})
     return [run]
-
-
-def no_run_in(place):
-    """The error for a place without runs, which names the runs here that it resembles most."""
-    here = [str(config.parent) for config in Path().glob("*/*/config.json")]
-    nearest = difflib.get_close_matches(str(place), here, n=5, cutoff=0)
-    return Refused(f"no run with scores in {place}; runs here: {', '.join(nearest) or 'none'}")
 
 
 def pack(runs, path):

@@ -16,6 +16,7 @@ your own, import the file that defines it first:
 """
 
 import argparse
+import difflib
 import json
 from pathlib import Path
 
@@ -43,12 +44,18 @@ def read_config(folder):
     """What config.json says of a run, a dict."""
     path = Path(folder, "config.json")
     if not path.is_file():
-        runs = sorted(str(each.parent) for each in path.parent.parent.glob("*/config.json"))
-        raise Refused(f"no run in {folder}; runs near it: {', '.join(runs) or 'none'}")
+        raise no_run_in(folder)
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise Refused(f"{path} is damaged: {error}") from None
+
+
+def no_run_in(place):
+    """The error for a place without runs, which names the runs here that it resembles most."""
+    here = [str(config.parent) for config in Path().glob("*/*/config.json")]
+    nearest = difflib.get_close_matches(str(place), here, n=5, cutoff=0)
+    return Refused(f"no run in {place}; runs here: {', '.join(nearest) or 'none'}")
 
 
 def task_and_config(about):
