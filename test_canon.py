@@ -2481,23 +2481,6 @@ def test_a_submission_is_graded(solution, points, words, here, capsys):
     assert words in result["tests"][0]["output"] and f"{points} of 3" in capsys.readouterr().out
 
 
-# ---- 8. benchmarks/ --------------------------------------------------------
-
-
-@parametrize("name", ("generators", "step", "mixers", "gpu"))
-def test_benchmark_saves_its_rows(name, tmp_path):
-    """In another process, as benchmarks set global options."""
-    out = tmp_path / "rows.jsonl"
-    printed = python(f"benchmarks/{name}.py", "--toy", "--out", out, cwd=HERE)
-    about, *rows = map(json.loads, out.read_text().splitlines())
-    assert about["toy"] and rows
-    for row in rows:
-        assert row["what"] in printed
-        assert row.get("failed", "needs CUDA") == "needs CUDA"
-        if row.get("error") is not None:  # against the definition
-            assert row["error"] < (2e-2 if CUDA else 1e-5)
-
-
 # ---- 9. What README, results/ and examples/ show ---------------------------
 
 

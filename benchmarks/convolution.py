@@ -1,13 +1,10 @@
 """The causal convolution, every implementation:   python benchmarks/convolution.py
 
-Milliseconds forward and backward, and the rate as a share of what a plain copy reaches. Forward
-must read x and write y; backward must read x and dy and write dx. `error` is that of y
-and dx together, against the definition in float32. The shapes are those of Canon-A and C, B and D
-in the paper's 12-layer model (on a CPU: in Depo's nano model). The residual is folded into the
-weights, which is free, for packages that lack one.
-
-On a GPU, backward of causal_conv ends with PyTorch's sum over the parts of dw. `sum_ms` is the time
-of this sum alone, by PyTorch's profiler. `bwd_ms` includes it.
+Forward and backward in milliseconds, and as a share of the rate that a plain copy reaches. Forward
+must read x and write y; backward must read x and dy and write dx. `error` is that of y and dx
+together, against the definition in float32. The shapes are those of Canon-A and C, B and D in the
+paper's 12-layer model, and on a CPU in Depo's nano model. For packages without a residual it is
+part of the weights, which costs nothing.
 """
 
 from functools import partial
@@ -15,7 +12,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from common import Benchmark, optional, times_in_turn
-from torch.profiler import ProfilerActivity, profile
 
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 
@@ -54,55 +50,40 @@ IMPLEMENTATIONS = {  # {name: (function of x and weight, layout of the weight)}
 }
 
 
-def sum_milliseconds(backward):
-    """The GPU's time in PyTorch's sums during one backward pass."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        backward()
-    sums = [kernel for kernel in profiler.key_averages() if "reduce_kernel" in kernel.key]
-    return sum(kernel.self_device_time_total for kernel in sums) / 1e3  # from microseconds
-
-
-def measure(bench):
-    """A row for each shape and implementation."""
-    device, dtype = bench.device, torch.float32
-    rounds = 3 if bench.toy else 100
-    shapes = [(2, 9, 32)] if bench.toy else [(32, 52, D) for D in (64, 192, 336)]
-    if device == "cuda":
-        dtype = torch.bfloat16
-        shapes = [(16, 2048, D) for D in (768, 2304, 4096)]
-    for B, T, D in shapes:
-        x, dy = torch.randn(2, B, T, D, device=device, dtype=dtype)
-        w = torch.rand(4, D, device=device) - 0.5
-        exact_y, exact_dx, _ = value_and_gradients(causal_conv_reference, x.float(), w, dy)
-        exact = torch.stack([exact_y, exact_dx])
-        forward = {"copy": partial(torch.empty_like(x).copy_, x)}
-        backward, errors = {}, {}
-        x = x.clone().requires_grad_()
-        for name, (conv, layout) in IMPLEMENTATIONS.items():
-            if bench.toy and name == "torch.compile":
-                continue
-            with optional(name):
-                weight = layout(w).requires_grad_()
-                y = conv(x, weight)
-                gradients = partial(torch.autograd.grad, y, (x, weight), dy, retain_graph=True)
-                dx, _ = gradients()
-                forward[name], backward[name] = partial(conv, x, weight), gradients
-                errors[name] = relative_error(torch.stack([y.detach(), dx]), exact)
-        forward_ms = times_in_turn(forward, device, rounds)
-        backward_ms = times_in_turn(backward, device, rounds)
-        copy_rate = 2 / forward_ms["copy"][1]  # tensors a millisecond
-        for name, error in errors.items():
-            row = dict(what=name, B=B, T=T, D=D, dtype=str(dtype)[6:], error=error)
-            row["fwd_ms"], row["bwd_ms"] = forward_ms[name], backward_ms[name]
-            row["fwd_share"] = 2 / forward_ms[name][1] / copy_rate
-            row["bwd_share"] = 3 / backward_ms[name][1] / copy_rate
-            if device == "cuda":
-                row["sum_ms"] = sum_milliseconds(backward[name])
-            bench.add(**row)
+def measure(bench, B, T, D, rounds=100):
+    """A row for each implementation."""
+    dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
+    x, dy = torch.randn(2, B, T, D, device=bench.device, dtype=dtype)
+    w = torch.rand(4, D, device=bench.device) - 0.5
+    exact_y, exact_dx, _ = value_and_gradients(causal_conv_reference, x.float(), w, dy)
+    exact = torch.stack([exact_y, exact_dx])
+    forward = {"copy": partial(torch.empty_like(x).copy_, x)}
+    backward, errors = {}, {}
+    x = x.clone().requires_grad_()
+    for name, (conv, layout) in IMPLEMENTATIONS.items():
+        with optional(name):
+            weight = layout(w).requires_grad_()
+            y = conv(x, weight)
+            gradients = partial(torch.autograd.grad, y, (x, weight), dy, retain_graph=True)
+            dx, _ = gradients()
+            forward[name], backward[name] = partial(conv, x, weight), gradients
+            errors[name] = relative_error(torch.stack([y.detach(), dx]), exact)
+    forward_ms = times_in_turn(forward, bench.device, rounds)
+    backward_ms = times_in_turn(backward, bench.device, rounds)
+    copy_ms = forward_ms["copy"][1]
+    for name, error in errors.items():
+        row = dict(what=name, B=B, T=T, D=D, dtype=str(dtype)[6:], error=error)
+        row["fwd_ms"], row["bwd_ms"] = forward_ms[name], backward_ms[name]
+        row["fwd_share"] = copy_ms / forward_ms[name][1]
+        row["bwd_share"] = 1.5 * copy_ms / backward_ms[name][1]  # three tensors, a copy's two
+        bench.add(**row)
 
 
 def main(argv=None):
-    measure(Benchmark(__file__, __doc__, argv))
+    bench = Benchmark(__file__, __doc__, argv)
+    for D in (768, 2304, 4096) if bench.device == "cuda" else (64, 192, 336):
+        B, T = (16, 2048) if bench.device == "cuda" else (32, 52)
+        measure(bench, B, T, D)
 
 
 if __name__ == "__main__":

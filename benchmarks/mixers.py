@@ -13,7 +13,7 @@ from common import Benchmark, optional, times_in_turn
 from canon_gpt import LinearMixer, linear_recurrence
 from kernels import relative_error
 
-SHAPES = {  # H, K, V in a model of 768 dims, and of 64
+SHAPES = {  # {name: (H, K, V) in a model of 768 dims, and of 64}
     "attention": ((12, 64, 64), (2, 32, 32)),
     "GLA": ((4, 96, 192), (4, 8, 16)),
     "Mamba2": ((16, 64, 96), (16, 64, 8)),
@@ -22,19 +22,19 @@ SHAPES = {  # H, K, V in a model of 768 dims, and of 64
 LOOP = 256  # tokens
 
 
-def inputs(name, B, T, device):
+def make_inputs(name, B, T, device):
     """q, k, v, log_decay and beta, as many as the operator takes."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     H, K, V = SHAPES[name][device != "cuda"]
     q, k = torch.randn(2, B, T, 1 if name == "Mamba2" else H, K, device=device, dtype=dtype)
     k = F.normalize(k.float(), dim=-1).to(dtype)
-    found = [q * K**-0.5, k, torch.randn(B, T, H, V, device=device, dtype=dtype)]
+    inputs = [q * K**-0.5, k, torch.randn(B, T, H, V, device=device, dtype=dtype)]
     if name != "attention":
         per_channel = [K] if name == "GLA" else []
-        found.append(-0.1 * torch.rand(B, T, H, *per_channel, device=device))
+        inputs.append(-0.1 * torch.rand(B, T, H, *per_channel, device=device))
     if name == "GDN":
-        found.append(torch.rand(B, T, H, device=device))
-    return found
+        inputs.append(torch.rand(B, T, H, device=device))
+    return inputs
 
 
 def attention(q, k, v):
@@ -42,8 +42,8 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
 
 
-def loop(*arguments):
-    return linear_recurrence(*arguments)[0]
+def loop(*inputs):
+    return linear_recurrence(*inputs)[0]
 
 
 def fla_package(name):
@@ -56,56 +56,56 @@ def fla_package(name):
         return chunk_simple_gla(q, k, v, log_decay, scale=scale)
 
     f = {"GLA": chunk_gla, "Mamba2": mamba2, "GDN": chunk_gated_delta_rule}[name]
-    return lambda *arguments: f(*arguments, scale=1.0)[0]
+    return lambda *inputs: f(*inputs, scale=1.0)[0]
 
 
-def measure(bench, name, how, f, arguments, exact=None):
-    """Add a row: the operator f, whose first outputs should be `exact`."""
-    device = bench.device
-    arguments = [u.detach().requires_grad_() for u in arguments]
+def measure(bench, what, f, inputs, rounds, exact=None):
+    """Add a row for the operator f, whose first outputs should be `exact`."""
+    inputs = [u.detach().requires_grad_() for u in inputs]
 
     def forward():
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):  # as in training
-            return f(*arguments)
+        # As in training.
+        with torch.autocast(bench.device, torch.bfloat16, enabled=bench.device == "cuda"):
+            return f(*inputs)
 
     def both():
-        torch.autograd.grad(forward().float().sum(), arguments)
+        torch.autograd.grad(forward().float().sum(), inputs)
 
     error = None
     if exact is not None:
-        start = forward().detach()[:, : exact.shape[1]]
-        error = relative_error(start.float(), exact)
-    rounds = 3 if bench.toy or f is loop else 10
-    ms = times_in_turn({"forward": forward, "both": both}, device, rounds)
-    B, T = arguments[2].shape[:2]
-    row = dict(what=f"{name}, {how}", B=B, T=T, forward_ms=ms["forward"], both_ms=ms["both"])
-    bench.add(**row, tokens_per_s=B * T / ms["both"][1] * 1e3, error=error)
+        error = relative_error(forward()[:, : exact.shape[1]].detach().float(), exact)
+    ms = times_in_turn({"forward": forward, "both": both}, bench.device, rounds)
+    B, T = inputs[2].shape[:2]
+    rate = B * T / ms["both"][1] * 1e3
+    times = dict(forward_ms=ms["forward"], both_ms=ms["both"], tokens_per_s=rate)
+    bench.add(what=what, B=B, T=T, **times, error=error)
+
+
+def compare(bench, name, B, T, rounds=10):
+    """Rows for an operator in all its forms."""
+    torch._dynamo.reset()
+    inputs = make_inputs(name, B, T, bench.device)
+    if name == "attention":
+        measure(bench, "attention, PyTorch", attention, inputs, rounds)
+        return
+    start = [u[:, :LOOP] for u in inputs]
+    measure(bench, f"{name}, loop", loop, start, rounds=3)
+    exact = loop(*(u.float() for u in start))
+    chunked = LinearMixer().recur  # as the models call it
+    measure(bench, f"{name}, chunks", chunked, inputs, rounds, exact)
+    with optional("flash-linear-attention"):
+        measure(bench, f"{name}, fla", fla_package(name), inputs, rounds, exact)
+    if bench.device == "cuda":
+        compiled = torch.compile(chunked, dynamic=False)
+        measure(bench, f"{name}, chunks, compiled", compiled, inputs, rounds, exact)
 
 
 def main(argv=None):
     bench = Benchmark(__file__, __doc__, argv)
-    lengths, tokens = ([2048, 8192], 2**15) if bench.device == "cuda" else ([512, 2048], 2048)
-    if bench.toy:
-        lengths, tokens = [40], 80
-    chunked = LinearMixer().recur  # as the models call it
+    tokens, lengths = (2**15, [2048, 8192]) if bench.device == "cuda" else (2048, [512, 2048])
     for T in lengths:
         for name in SHAPES:
-            torch._dynamo.reset()
-            arguments = inputs(name, tokens // T, T, bench.device)
-            if name == "attention":
-                measure(bench, name, "PyTorch", attention, arguments)
-                continue
-            start = [u[:, :LOOP] for u in arguments]
-            exact = loop(*(u.float() for u in start))
-            measure(bench, name, "chunks", chunked, arguments, exact)
-            with optional("flash-linear-attention"):
-                measure(bench, name, "fla", fla_package(name), arguments, exact)
-            if bench.device == "cuda" and not bench.toy:
-                with optional(f"{name}, chunks, compiled"):
-                    compiled = torch.compile(chunked, dynamic=False)
-                    measure(bench, name, "chunks, compiled", compiled, arguments, exact)
-            if T == min(lengths):
-                measure(bench, name, "loop", loop, start)
+            compare(bench, name, tokens // T, T)
 
 
 if __name__ == "__main__":
