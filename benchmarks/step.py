@@ -25,8 +25,8 @@ MODELS = {  # {name: flags of train.py}
     "Canon-ABCD": "--canon abcd",
     "Canon-AC": "--canon ac",
     "GLA": "--canon abcd --mixer gla",
-    "Mamba2": "--canon abcd --mixer mamba2",
-    "Gated DeltaNet": "--canon abcd --mixer gdn",
+    "Mamba2": "--canon abcd --mixer mamba2 --no-short-conv",
+    "Gated DeltaNet": "--canon abcd --mixer gdn --no-short-conv",
 }
 LINEAR = ["GLA", "Mamba2", "Gated DeltaNet"]
 
