@@ -106,8 +106,10 @@ def points_of_tests():
                         tests[item.originalname] = mark.kwargs["points"]
 
     arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "test_canon.py")]
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(arguments, plugins=[Plugin()])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = pytest.main(arguments, plugins=[Plugin()])
+    if status != 0:  # there is an error in a hole, say
+        sys.exit(printed.getvalue())
     return dict(sorted(found.items()))
 
 
