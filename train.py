@@ -494,7 +494,8 @@ def make_folder(out, about):
         with open(path, "x") as file:
             file.write(json.dumps(about, indent=1) + "\n")
     except OSError as error:
-        reason = f"has a run: --resume {out}, or remove it" if path.exists() else error.strerror
+        has_run = isinstance(error, FileExistsError) and path.exists()
+        reason = f"has a run: --resume {out}, or remove it" if has_run else error.strerror
         raise Refused(f"out = {out!r}: {reason}") from None
 
 
