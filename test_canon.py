@@ -46,19 +46,14 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels run on the CPU
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "results")]
 
 import canon_gpt
-import claims
 import kernels
 import plot
-import reproduce
 import sample
 import tasks
 import train
 from canon_gpt import Attention, Block, Canon, CanonGPT, Config, heads, linear_recurrence
-from claims import Claim, Seeds, above, at_chance, errs, half_way
-from comparisons import COMPARISONS
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 from tasks import Document, make_task
 
@@ -2339,87 +2334,6 @@ def test_inside_shows_the_tokens_that_get_attention(refused):
     for text in ("{", "{}"):
         Path("out/damaged.json").write_text(text)
         refused(["out/damaged.json"], "out/damaged.json", "damaged", main=plot.main)
-
-
-# ---- 6. results/: comparisons.py, claims.py, reproduce.py ------------------
-
-
-# Relations and verdicts
-
-
-def test_claims_md_is_of_the_shipped_runs(here, monkeypatch):
-    """They show nearly all relations and verdicts. The tests below try those that they do not."""
-    monkeypatch.setattr(tasks.Text, "data", b"another Python's library")  # it counts by its name
-    reproduce.main(["claims"])
-    assert Path("out/claims.md").read_text() == (HERE / "results/claims.md").read_text()
-
-
-def seeds(*values):
-    return Seeds(list(values), chance=1)
-
-
-def test_relations_that_no_shipped_run_shows():
-    start, end = seeds(1, 2, 6), seeds(6, 6, 6)
-    assert half_way(seeds(5, 5, 5), start, end) is None  # start and end overlap
-    assert at_chance(seeds(2, 2, 2)) is False
-    assert at_chance(seeds(0, 1, 2)) is None
-    assert errs(seeds(1, 3, 4), 5) is None  # one seed is at chance
-
-
-def test_hops_have_a_ceiling():
-    run = {"task": {"K": 4}, "units": {"main": "hops"}, "evals": [{"eval": {"main": 4}}]}
-    groups = {"A": [run, run, run], "B": [run, run, run]}
-    claim = Claim("R1", "title", "copy", "main", [(above, "A", "B")])
-    assert claims.judge(claim, groups) == claims.AT_CEILING
-
-
-def test_hops_are_mastered_without_a_gap():
-    assert claims.hops_mastered({"k=1": 1.0, "k=2": 0.9, "k=4": 0.2, "k=8": 1.0}) == 2
-
-
-# The runs that are here
-
-
-def dry_run(capsys, *flags):
-    """The commands of the missing runs."""
-    capsys.readouterr()
-    reproduce.main(["copy", "--dry-run", "--steps", "20"] + TINY + list(flags))
-    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def test_what_is_missing_is_trained(here, monkeypatch, capsys):
-    """results/ and out/ are empty, and `copy` compares two models."""
-    monkeypatch.setattr(reproduce, "HERE", Path("results"))
-    models = {"one layer": "", "one layer + Canon": "--canon abcd"}
-    fewer = dataclasses.replace(COMPARISONS["copy"], models=models, names=None)
-    monkeypatch.setitem(COMPARISONS, "copy", fewer)
-
-    complete, begun, new = dry_run(capsys, "--seeds", "2")[:3]
-    assert complete[0] == "python" and complete[1].endswith("train.py")
-    train.main(complete[2:])
-    settings, _, _ = train.settings_of(begun[2:])
-    settings.out.mkdir(parents=True)
-    Path(settings.out, "ckpt.pt").touch()
-    assert dry_run(capsys, "--seeds", "2")[:2] == [[*begun, "--resume"], new]
-
-    Path(settings.out, "ckpt.pt").unlink()
-    reproduce.main(["copy", "--seeds", "1", "--steps", "20", *TINY])
-    printed = capsys.readouterr().out
-    assert "R1* | One layer copies with Canon, and not without | copy | undecided: too" in printed
-    assert Path("out/copy_nano.png").exists()
-    assert dry_run(capsys, "--seeds", "1") == []
-
-    runs = plot.read_runs(Path("out").iterdir())
-    Path("results/copy").mkdir(parents=True)
-    plot.pack([{**run, "date": "earlier"} for run in runs], "results/copy/runs.json")
-    assert all(run["date"] != "earlier" for run in reproduce.finished_runs())  # out/ comes first
-
-
-@parametrize("name", ("hops", "mlp"))
-def test_figures_are_drawn_from_packed_runs(name, here, capsys):
-    reproduce.main([name, "--draw", "--dtype", "float32"])
-    assert " 0 of them missing" in capsys.readouterr().err
-    assert Path(f"out/{name}_nano.png").stat().st_size > 10_000
 
 
 # ---- 9. What README, results/ and examples/ show ---------------------------

@@ -1,42 +1,24 @@
-"""What is compared: the models of each comparison, the tasks they train on, and their figure.
+"""What is compared: the models and tasks of each figure.   python results/reproduce.py hops_nano
 
-    python results/reproduce.py --list     names the comparisons
-    python results/reproduce.py nope       trains, draws and judges one of them
-
-A model is a name and a line of train.py's flags; what the line leaves out is as the task's preset
-sets it. claims.py says what is claimed about these models, and asks for them by their names.
-
-Reading order: first the table in 3; 1 and 2 are what it is made of.
+A comparison goes by its figure's name, whose last word is the preset. A model is a label and a line
+of train.py's flags; what the line leaves out is as in the preset. Every model trains on every task.
+The minutes are for one CPU core.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Callable
 
-import numpy as np
-from matplotlib.figure import Figure
-
 import plot
-
-HOPS = {"k=1": "1 hop", "k=2": "2 hops", "k=3": "3 hops", "k=4": "4 hops", "k=8": "8 hops"}
-HOPS_AND_DEPTH = HOPS | {"hops mastered": "hops mastered"}
 
 
 @dataclass
 class Comparison:
-    """Every model is trained on every task."""
-
+    title: str  # what the runs in results/ show
     tasks: tuple
-    models: dict  # {name: train.py's flags}, in the order of drawing; --steps 2x: twice the usual
-    title: str  # what the runs in results/ show at nano
-    scores: dict  # {score: its heading in the figure}
-    figure: Callable = plot.bars  # (groups, title, headings); groups: {name: its runs}
-    at_nano: str = ""  # train.py's flags for every model, where nano's recipe is not used
-    names: dict | None = None  # {model: its name in the figure}; None: as in models
-
-    def own_flags(self, task, preset):
-        """On other tasks its claims are judged by other comparisons' runs, which lack at_nano."""
-        return self.at_nano if preset == "nano" and task in self.tasks else ""
+    models: dict  # {label: train.py's flags}; --steps 4x is four times the preset's
+    scores: dict  # {score: its heading}; a task's name stands for its main score
+    figure: Callable = plot.bars  # (groups, title, headings)
+    program: str = "train.py"  # what trains them: a task of its own is in a file of examples/
 
 
 # ---- 1. What several comparisons share -------------------------------------
@@ -47,243 +29,164 @@ PAIRS = {
     "NoPE": "--pos nope",
     "NoPE + Canon": "--pos nope --canon abcd",
 }
-IN_PLAIN_WORDS = {
-    "RoPE": "rotary positions",
-    "RoPE + Canon": "rotary + Canon",
-    "NoPE": "no positions",
-    "NoPE + Canon": "no positions + Canon",
-}
-
 QUARTER = {"RoPE(1/4) + Canon": "--pos rope4 --canon abcd"}
 
-# The linear mixers: without any convolution, with their own, with Canon at A, C and D in its place,
-# and with both, which the paper calls Canon-AbCD.
-LINEAR = {}
-for name, mixer in (("GLA", "gla"), ("Mamba2", "mamba2"), ("GDN", "gdn")):
+SIXTEEN = "--N 16 --block-size 33 --steps 800"  # README's four experiments
+POINTS = {
+    **PAIRS,
+    "NoPE + A": "--pos nope --canon a",
+    "NoPE + B": "--pos nope --canon b",
+    "NoPE + C": "--pos nope --canon c",
+    "NoPE + D": "--pos nope --canon d",
+}
+
+# Linear mixers without any convolution, with their own, with Canon at A, C and D in its place, and
+# with both, which the paper calls Canon-AbCD. GLA comes without its own, the others with it.
+LINEAR = {
+    "GLA, no convolution": "--mixer gla",
+    "GLA, own convolution": "--mixer gla --short-conv",
+    "GLA + Canon-ACD": "--mixer gla --canon acd",
+    "GLA + Canon-AbCD": "--mixer gla --short-conv --canon acd",
+}
+for name, mixer in (("Mamba2", "mamba2"), ("GDN", "gdn")):
     LINEAR |= {
-        f"{name}, no conv": f"--mixer {mixer} --no-short-conv",
-        f"{name}, conv": f"--mixer {mixer} --short-conv",
-        f"{name} + ACD": f"--mixer {mixer} --no-short-conv --canon acd",
-        f"{name} + AbCD": f"--mixer {mixer} --short-conv --canon acd",
+        f"{name}, no convolution": f"--mixer {mixer} --no-short-conv",
+        f"{name}, own convolution": f"--mixer {mixer}",
+        f"{name} + Canon-ACD": f"--mixer {mixer} --no-short-conv --canon acd",
+        f"{name} + Canon-AbCD": f"--mixer {mixer} --canon acd",
     }
-ABCD_LINEAR = {name: LINEAR[name] for name in LINEAR if name.endswith("+ AbCD")}
 
-# Another recipe for Depo0. Its batches are half as large as the preset's, so that the moment at
-# which a hop is learnt depends more on luck.
-FIRST_RECIPE = "--steps 24000 --batch-size 16 --lr 5e-3"
+HOPS = {"k=1": "one hop", "k=2": "two hops", "k=3": "three hops", "k=4": "four hops"}
 
 
-# ---- 2. How many hops each run masters -------------------------------------
-
-HOPS_TASK = """
-The arrows of a cycle
- c→a   b→d   d→c   a→b
-
-A question
- Who is 2 arrows after b?
-
-The answer,
-without writing the steps
- c"""
-
-
-def dots(groups, title, headings):
-    """One row per model, one dot per run, in the column of the hops that it masters."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
-    left, right = figure.subplots(1, 2, width_ratios=[1, 2.2])
-    left.axis("off")
-    left.text(0, 1.1, HOPS_TASK.strip(), va="top", linespacing=1.5)
-    left.text(0, -0.1, "Each dot is one training run.", fontsize=9, color="#666666")
-
-    units = plot.all_runs(groups)[0]["units"]
-    columns = [0] + [int(name.removeprefix("k=")) for name in units if name.startswith("k=")]
-    names = ["none", "1 arrow"] + [f"{hops} arrows" for hops in columns[2:]]
-    right.set_xlim(-0.5, len(columns) - 0.5)
-    right.set_ylim(len(groups) - 0.5, -0.5)  # row 0 is at the top
-    right.set_xticks(range(len(columns)), names)
-    right.set_yticks(range(len(groups)), list(groups))
-    right.tick_params(length=0, labeltop=True, labelbottom=False)
-    right.spines[:].set_visible(False)
-    right.grid(axis="y", color="#eeeeee")
-    for row, runs in enumerate(groups.values()):
-        colour = plot.ORANGE if runs[0]["model"]["canon"] else plot.GREY
-        for hops, count in Counter(plot.last_scores(runs, "hops mastered")).items():
-            x, y = centred_lines(count)
-            right.plot(columns.index(hops) + x, row + y, "o", color=colour, mec="white", ms=10)
+def curves_to_goal(groups, title, headings):
+    """With a thin line at 90%, from where on we call a hop mastered."""
+    figure = plot.curves(groups, title, headings)
+    for axis in figure.axes:
+        axis.axhline(0.9, color=plot.GREY, lw=0.8)
+        axis.text(0, 0.91, " 90%", color=plot.GREY, fontsize=8)
     return figure
 
 
-def centred_lines(count, most=6):
-    """x and y of so many dots, in lines of at most `most` of them."""
-    dot = np.arange(count)
-    line, place = dot // most, dot % most
-    return 0.15 * (place - place.max() / 2), 0.3 * (line - line.max() / 2)
+def curves_of_bits(groups, title, headings):
+    """Cut off above two bits, where all models begin."""
+    figure = plot.curves(groups, title, headings)
+    (axis,) = figure.axes
+    axis.set_ylim(1.2, 2)
+    return figure
 
 
-# ---- 3. The comparisons ----------------------------------------------------
-#
-# The minutes are for the preset nano on one CPU core.
+# ---- 2. The comparisons ----------------------------------------------------
 
 COMPARISONS = {
-    "copy": Comparison(  # a minute a run
+    "hops_nano": Comparison(  # 40 minutes a run
+        title="Depo0: no run without Canon learns a hop; NoPE + Canon learns four",
+        tasks=("depo0",),
+        models=PAIRS | QUARTER,
+        scores=HOPS,
+    ),
+    "climb_nano": Comparison(  # the same runs
+        title="Depo0: with Canon, hops are learnt one after another; without, none is",
+        tasks=("depo0",),
+        models=PAIRS,
+        scores=HOPS,
+        figure=curves_to_goal,
+    ),
+    "depo1_small": Comparison(  # seven minutes a run on an H100
+        title="Depo1 on a GPU: all models learn hops, with Canon more of three and four (one seed)",
+        tasks=("depo1",),
+        models={
+            "RoPE": "--lr 1e-3",
+            "RoPE, half the rate": "--lr 5e-4",
+            "RoPE + Canon": "--canon abcd",
+            "NoPE": "--pos nope",
+            "NoPE + Canon": "--pos nope --canon abcd",
+        },
+        scores=HOPS,
+        figure=curves_to_goal,
+    ),
+    "tasks_nano": Comparison(  # 3 to 40 minutes a run
+        title="Canon raises the score on each of these nine tasks",
+        tasks=("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "lano", "capo", "text"),
+        models=PAIRS,
+        scores={
+            "depo0": "Depo0: 10 names, 1 to 4 hops",
+            "depo1": "Depo1: 5 names, 1 or 2 hops",
+            "depo2": "Depo2: 5 names, 1 or 2 hops",
+            "brevo1": "Brevo1: 10 nodes",
+            "brevo2": "Brevo2: 5 nodes",
+            "mano": "Mano: 2 operations",
+            "lano": "Lano: cfg3f from symbol 17",
+            "capo": "Capo: 2,000 people",
+            "text": "Text: 12 MB; fewer are better",
+        },
+    ),
+    "fourfold_nano": Comparison(  # 3 to 18 minutes a run, and 10 to 40 in four times the steps
+        title="Four times the steps make up for Canon on Depo2 and Brevo1, not on Depo1 and Lano",
+        tasks=("depo1", "depo2", "brevo1", "mano", "lano"),
+        models={
+            "RoPE": "",
+            "RoPE, 4 x the steps": "--steps 4x",
+            "RoPE + Canon": "--canon abcd",
+            "RoPE + Canon, 4 x the steps": "--steps 4x --canon abcd",
+        },
+        scores=dict(depo1="Depo1", depo2="Depo2", brevo1="Brevo1", mano="Mano", lano="Lano"),
+    ),
+    "text_nano": Comparison(  # 7 to 23 minutes a run
+        title="On Python source code, Canon helps more than training twice as long",
+        tasks=("text",),
+        models={
+            **PAIRS,
+            "RoPE, one more layer": "--n-layer 5",
+            "RoPE, 2 x the steps": "--steps 2x",
+        },
+        scores={"text": "Bits per byte of held-out text; fewer are better. NoPE alone: 2.60"},
+        figure=curves_of_bits,
+    ),
+    "copy_nano": Comparison(  # a minute a run
+        title="One layer of 16 dims copies lists of 64 numbers with Canon, and not one without",
         tasks=("copy",),
         models={
             "one layer": "",
             "one layer + Canon": "--canon abcd",
             "two layers": "--n-layer 2",
-            "128 dims": "--d-model 128",
-            "one layer, twice the steps": "--steps 2x",
+            "one layer of 128 dims": "--d-model 128",
         },
-        title="One layer of 16 dims copies whole lists with Canon, and none without",
-        figure=plot.curves,
         scores={"sequences": "lists copied whole"},
-        names={
-            "one layer": "one layer of 16 dims",
-            "one layer + Canon": "one layer of 16 dims + Canon",
-            "two layers": "two layers of 16 dims",
-            "128 dims": "one layer of 128 dims",
-        },
+        figure=plot.curves,
     ),
-    "hops": Comparison(  # 40 minutes a run
-        tasks=("depo0",),
-        models=PAIRS,
-        title="Without Canon no run follows an arrow; with it, up to four",
-        figure=dots,
-        scores=HOPS_AND_DEPTH,
-        names=IN_PLAIN_WORDS,
+    "points_nano": Comparison(  # 15 seconds a run
+        title="With NoPE, B alone is enough to copy 16 numbers",
+        tasks=("copy",),
+        models={label: f"{SIXTEEN} {flags}" for label, flags in POINTS.items()},
+        scores={"tokens": "numbers right"},
     ),
-    "fewer": Comparison(  # 27 minutes a run
-        tasks=("depo0",),
-        at_nano=FIRST_RECIPE,
-        models={
-            **PAIRS,
-            "RoPE, twice the steps": "--steps 2x",
-            "NoPE, twice the steps": "--pos nope --steps 2x",
-            "RoPE, K=2": "--K 2",
-            "RoPE + Canon, K=2": "--K 2 --canon abcd",
-            "RoPE, K=2, twice the steps": "--K 2 --steps 2x",
-            "NoPE, K=2": "--K 2 --pos nope",
-            "RoPE, K=1": "--K 1",
-            "NoPE, K=1": "--K 1 --pos nope",
-        },
-        title="Asked for one hop only, RoPE masters it; asked for four, only models with Canon do",
-        scores=HOPS_AND_DEPTH,
+    "linear_nano": Comparison(  # 9 to 36 minutes a run
+        title="Canon helps all three linear mixers on text, also beside their own convolution",
+        tasks=("depo1", "text"),
+        models=LINEAR,
+        scores={"depo1": "Depo1: right answers", "text": "Text: bits per byte"},
     ),
-    "nope": Comparison(  # 5 minutes a run
+    "depo1_nano": Comparison(  # 5 minutes a run
+        title="Depo1: each point of Canon helps alone; B, or A and C, do nearly as well as all",
         tasks=("depo1",),
         models={
             **PAIRS,
             **QUARTER,
             "ALiBi": "--pos alibi",
             "H-ALiBi": "--pos halibi",
+            "RoPE + A": "--canon a",
+            "RoPE + B": "--canon b",
+            "RoPE + C": "--canon c",
+            "RoPE + D": "--canon d",
+            "RoPE + AC": "--canon ac",
+            "RoPE + ACD": "--canon acd",
+            "ABCD without residual": "--canon abcd --no-canon-residual",
+            "ABCD with SiLU": "--canon abcd --canon-silu",
+            "ABCD, never trained": "--canon abcd --canon-frozen",
+            "ABCD, kernel of 2": "--canon abcd --canon-kernel 2",
+            "ABCD, kernel of 3": "--canon abcd --canon-kernel 3",
         },
-        title="Without positions nothing is learnt; with Canon, nearly everything",
-        scores=HOPS,
-    ),
-    "ablation": Comparison(  # 5 minutes a run
-        tasks=("depo1",),
-        models={
-            "none": "",
-            "A": "--canon a",
-            "B": "--canon b",
-            "C": "--canon c",
-            "D": "--canon d",
-            "AC": "--canon ac",
-            "ACD": "--canon acd",
-            "ABCD": "--canon abcd",
-            "no residual": "--canon abcd --no-canon-residual",
-            "SiLU": "--canon abcd --canon-silu",
-            "frozen": "--canon abcd --canon-frozen",
-        },
-        title="Each of the four points helps alone; all four help most",
-        scores=HOPS,
-    ),
-    "mlp": Comparison(  # 6 minutes a run
-        tasks=("mano", "capo"),
-        models={
-            "gated": "",
-            "gated + Canon": "--canon abcd",
-            "gated ReLU^2": "--mlp swiglu-relu2",
-            "gated ReLU^2 + Canon": "--mlp swiglu-relu2 --canon abcd",
-            "standard": "--mlp silu",
-            "standard + Canon": "--mlp silu --canon abcd",
-            "ReLU^2": "--mlp relu2",
-            "ReLU^2 + Canon": "--mlp relu2 --canon abcd",
-        },
-        title="Canon helps with every kind of MLP",
-        scores={"capo: bits/param": "Capo: facts stored", "mano: longest": "Mano: the longest"},
-    ),
-    "linear": Comparison(  # 18 minutes a run
-        tasks=("depo1",),
-        models=LINEAR,
-        title="Without any convolution, linear mixers learn little",
-        scores=HOPS,
-    ),
-    "families": Comparison(  # 20 minutes a run
-        tasks=("depo0",),
-        at_nano=FIRST_RECIPE,
-        models={
-            **PAIRS,
-            **QUARTER,
-            **ABCD_LINEAR,
-            "GDN/RoPE + AbCD": "--mixer gdn,attention --short-conv --canon acd",
-        },
-        title="NoPE + Canon masters four hops, recurrences with Canon one or two",
-        scores=HOPS_AND_DEPTH,
-    ),
-    "capacity": Comparison(  # 7 minutes a run
-        tasks=("capo",),
-        at_nano="--d-model 16",  # at the preset's width all models know nearly all
-        models=PAIRS | QUARTER | ABCD_LINEAR,
-        title="With Canon, recurrences store about as much as attention",
-        scores={"capo: bits/param": "facts stored"},
-    ),
-    "tasks": Comparison(  # some 7 minutes a run
-        tasks=("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "capo", "lano"),
-        models=PAIRS,
-        title="Canon raises the score on each of these eight tasks",
-        scores={
-            "depo0: answers": "Depo0: answers",
-            "depo1: answers": "Depo1: answers",
-            "depo2: answers": "Depo2: answers",
-            "brevo1: all": "Brevo1: answers",
-            "brevo2: all": "Brevo2: answers",
-            "mano: longest": "Mano: the longest",
-            "capo: bits/param": "Capo: facts stored",
-            "lano: sentences": "Lano: sentences",
-        },
-        names=IN_PLAIN_WORDS,
-    ),
-    "longer": Comparison(  # some 5 minutes a run, and 10 to 40 in four times the steps
-        tasks=("depo1", "depo2", "brevo1", "mano", "lano"),
-        models={
-            "RoPE": "",
-            "RoPE + Canon": "--canon abcd",
-            "RoPE, four times the steps": "--steps 4x",
-            "RoPE + Canon, four times the steps": "--steps 4x --canon abcd",
-        },
-        title="Four times the steps do not make up for Canon on Depo1 and Lano",
-        figure=plot.curves,
-        scores={
-            "depo1: answers": "Depo1: answers",
-            "depo2: answers": "Depo2: answers",
-            "brevo1: all": "Brevo1: answers",
-            "mano: longest": "Mano: two operations",
-            "lano: sentences": "Lano: sentences",
-        },
-    ),
-    "text": Comparison(  # 14 minutes a run
-        tasks=("text",),
-        models={
-            **PAIRS,
-            "RoPE, one more layer": "--n-layer 5",
-            "RoPE, twice the steps": "--steps 2x",
-            **{name: LINEAR[name] for name in LINEAR if not name.endswith("+ ACD")},
-        },
-        title="On Python source code, Canon helps more than training twice as long",
-        figure=plot.curves,
-        scores={"bits per byte": "on held-out blocks; fewer bits are better"},
-        names=IN_PLAIN_WORDS | {"RoPE, twice the steps": "rotary, twice the steps"},
+        scores={"k=1": "one hop", "k=2": "two hops"},
     ),
 }

@@ -1,0 +1,203 @@
+"""Do the runs say what results/README.md and README.md say?   python -m pytest results
+
+test_R1 to test_R12 have a line for each yes and no in the table of the paper's results.
+"""
+
+import math
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import reproduce  # before plot, because it makes the folder above importable
+import plot
+from comparisons import COMPARISONS
+
+HERE = Path(__file__).resolve().parent
+RUNS = reproduce.runs_here(own=HERE / "none")
+PAGE = (HERE / "README.md").read_text()
+FRONT_PAGE = (HERE.parent / "README.md").read_text()
+
+CANON = "--canon abcd"
+NOPE = "--pos nope"
+NOPE_CANON = "--pos nope --canon abcd"
+ROPE4_CANON = "--pos rope4 --canon abcd"
+GLA = "--mixer gla --short-conv"
+MAMBA2 = "--mixer mamba2"
+GDN = "--mixer gdn"
+TASKS = COMPARISONS["tasks_nano"].tasks
+
+
+def runs_of(task, flags="", preset="nano"):
+    return reproduce.runs_of(reproduce.arguments_of(task, preset, flags), RUNS)
+
+
+def scores(task, flags="", score=None):
+    """The last score of each seed, at the model's best rate; more is better."""
+    values = plot.last_scores(runs_of(task, flags), score or task)
+    return [-value for value in values] if task == "text" else values
+
+
+def worst(*model):
+    return min(scores(*model))
+
+
+def best(*model):
+    return max(scores(*model))
+
+
+def step_of(run, score, goal=0.9):
+    """The step of a run's first evaluation with that score."""
+    steps = [step for step, value in plot.values_by_step(run, score).items() if value >= goal]
+    return min(steps, default=math.inf)
+
+
+# ---- The paper's results ---------------------------------------------------
+
+
+def test_R1():
+    assert worst("copy", CANON) > 0.9 > 0.1 > best("copy")
+    assert worst("copy", "--n-layer 2") > 0.9 and worst("copy", "--d-model 128") > 0.9
+
+
+def test_R2():
+    for task in TASKS:  # deeper, and better on the others
+        assert worst(task, CANON) > best(task), task
+        assert worst(task, NOPE_CANON) > best(task, NOPE), task
+    earlier = "--steps 24000 --batch-size 16"
+    with_canon = runs_of("depo0", f"{earlier} {CANON}")
+    asked_for_one = runs_of("depo0", f"{earlier} --K 1")
+    latest = max(step_of(run, "k=1") for run in with_canon)
+    assert latest == 2400 and min(step_of(run, "k=1") for run in asked_for_one) == 8400
+
+
+def test_R3():
+    assert best("depo0", NOPE) < 0.15 and best("brevo1", NOPE) < 0.01 and best("lano", NOPE) == 0
+    (on_a_gpu,) = runs_of("depo1", NOPE, "small")
+    assert step_of(on_a_gpu, "k=1") < math.inf  # so there it learns something
+    for task in ("depo0", "depo1", "depo2", "brevo1", "text"):
+        assert worst(task, NOPE_CANON) > mean(scores(task, CANON)) - 0.05, task
+    for task in ("lano", "capo"):
+        assert best(task, NOPE_CANON) < worst(task, CANON), task
+    for pos in ("alibi", "halibi"):
+        assert worst("depo1", NOPE_CANON, "k=2") > best("depo1", f"--pos {pos}", "k=2")
+
+
+def test_R4():
+    for point in "abcd":
+        assert worst("depo1", f"--canon {point}") > best("depo1")
+    for points in ("ac", "b"):
+        assert best("depo1", "--canon acd") < worst("depo1", f"--canon {points}")
+    half_way = (mean(scores("depo1")) + mean(scores("depo1", CANON))) / 2
+    assert worst("depo1", "--canon ac") > half_way
+    assert worst("depo1", f"{CANON} --canon-frozen") > half_way
+
+
+def test_R5():
+    assert worst("mano", CANON) > best("mano", f"{CANON} --mlp silu")
+    assert best("capo") < worst("capo", "--mlp silu")
+
+
+def test_R6_to_R9():
+    assert worst("text", f"{GLA} --canon acd") > best("text", MAMBA2)
+    for task in ("depo1", "text"):
+        assert best(task, f"{MAMBA2} --no-short-conv") < worst(task, MAMBA2)
+    assert best("depo1", f"{GDN} --no-short-conv --canon acd") < worst("depo1", GDN)
+    for mixer in (GLA, MAMBA2, GDN):
+        assert worst("text", f"{mixer} --canon acd") > best("text", mixer)
+
+
+def test_R10_and_R11():
+    attention = worst("capo", f"{ROPE4_CANON} --d-model 16")
+    for mixer in (GLA, MAMBA2, GDN):
+        assert best("capo", f"{mixer} --canon acd --d-model 16") < 1.2 * attention
+    for mixer in (GLA, MAMBA2):
+        assert best("depo1", f"{mixer} --canon acd", "k=1") < worst("depo1", ROPE4_CANON, "k=1")
+        for flags in (CANON, NOPE_CANON, ROPE4_CANON):
+            assert best("depo1", f"{mixer} --canon acd", "k=2") < 0.9 < worst("depo1", flags, "k=2")
+
+
+def test_R12():
+    assert worst("text", CANON) > best("text") and worst("text", NOPE_CANON) > best("text", NOPE)
+
+
+# ---- What else results/README.md says --------------------------------------
+
+
+def test_depo0():
+    for run in RUNS.values():
+        if run["task"]["name"] == "depo0" and run["preset"] == "nano" and run["task"]["K"] == 4:
+            assert run["model"]["canon"] or max(run["evals"][-1]["eval"].values()) < 0.15
+    runs = runs_of("depo0", NOPE_CANON)
+    assert len(runs) == 13 and {step_of(run, "k=1") for run in runs} == {800}
+    fourth = [step_of(run, "k=4") for run in runs]
+    assert (min(fourth), max(fourth)) == (3200, 10400)
+
+
+def test_gpu():
+    (alone,) = runs_of("depo1", "--lr 1e-3", "small")
+    (with_canon,) = runs_of("depo1", CANON, "small")
+    assert (step_of(alone, "k=1", 0.5), step_of(with_canon, "k=1", 0.5)) == (1800, 900)
+    assert (step_of(alone, "k=1"), step_of(with_canon, "k=1")) == (3150, 4950)
+    assert (step_of(alone, "k=2"), step_of(with_canon, "k=2")) == (5850, 7200)
+
+
+def test_four_times_the_steps():
+    for task in ("depo1", "lano"):
+        assert worst(task, CANON) > best(task, "--steps 4x")
+    for task in ("depo2", "brevo1"):
+        assert mean(scores(task, "--steps 4x")) > mean(scores(task, CANON))
+
+
+TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "copy_nano"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(name):
+    assert reproduce.table(name, reproduce.groups_of(name, RUNS)) in PAGE
+
+
+def test_table_of_keys():
+    """Their Canon layers are not in canon_gpt.py, so that the runs go by their names."""
+    for dims, name in ((16, "N=16_block-size=33"), (32, "N=16_block-size=33_d-model=32")):
+        cells = []
+        for part in ("k", "q", "v", "kv"):
+            model = f"copy_nano_nope_b_{name}_canon-type={part}_steps=800"
+            runs = [RUNS[f"{model}_s{seed}"] for seed in range(3)]
+            cells.append(reproduce.cell(runs, "tokens"))
+        assert f"| {dims} dims | {' | '.join(cells)} |" in PAGE
+
+
+# ---- reproduce.py ----------------------------------------------------------
+
+
+def test_reproduce(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own = Path("out/copy_nano_rope_bare_s0")
+    own.mkdir(parents=True)
+    begun, new, *_ = reproduce.missing_runs("copy_nano", runs={}, seeds=1)
+    assert begun == ["--resume", str(own)]
+    assert new == "--task copy --preset nano --canon abcd --seed 0".split()
+    reproduce.main(["copy_nano", "--seeds", "4"])
+    assert capsys.readouterr().out.count("missing: python train.py") == 4  # of seed 3
+    assert Path("out/copy_nano.png").stat().st_size > 10_000
+
+
+# ---- README.md -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["copy", *TASKS])
+def test_front_page_tasks(task):
+    """Its row has the means without and with Canon, such as "11 → 78%"."""
+    (row,) = [line for line in FRONT_PAGE.splitlines() if line.startswith(f"| `{task}` |")]
+    for flags in ("", NOPE):
+        before = abs(mean(scores(task, flags)))
+        after = abs(mean(scores(task, f"{flags} {CANON}")))
+        is_share = task not in ("capo", "text")
+        unit = "{:.0%} → {:.0%}" if is_share else "{:.2f} → {:.2f}"
+        assert unit.format(before, after).replace("% →", " →") in row.split(" | ")
+
+
+def test_front_page_gpu():
+    for label, runs in reproduce.groups_of("depo1_small", RUNS).items():
+        cells = [reproduce.cell(runs, f"k={k}") for k in (1, 2, 3, 4)]
+        assert f"| {' | '.join(cells)} |" in FRONT_PAGE, label
