@@ -248,14 +248,18 @@ class Task:
 
 
 @torch.no_grad()
-def token_costs(model, tokens):
-    """What each token but the first costs the model, in nats: (rows, T - 1) on the CPU, for tokens
-    (rows, T)."""
+def token_costs(model, tokens, first=1):
+    """What each token from number `first` on costs the model, in nats.
+
+    tokens   (rows, T); number 0 has no cost, because nothing predicts it
+    returns  (rows, T - first), on the CPU
+    """
     nats = []
     for rows in tokens.to(device_of(model)).split(ROWS):
-        logits, _ = model(rows[:, :-1])
+        logits, _ = model(rows[:, :-1])  # logits[:, t] predicts token t + 1
+        logits = logits[:, first - 1 :].float()
         # cross_entropy wants (rows, vocab_size, tokens), hence .mT.
-        nats.append(F.cross_entropy(logits.float().mT, rows[:, 1:], reduction="none").cpu())
+        nats.append(F.cross_entropy(logits.mT, rows[:, first:], reduction="none").cpu())
     return torch.cat(nats)
 
 
@@ -1313,7 +1317,7 @@ class Text(Task):
         starts = self.held_out_starts()
         chosen = np.linspace(0, len(starts) - 1, min(n, len(starts))).astype(int)
         windows = self.windows([starts[i] for i in chosen])
-        nats = token_costs(model, torch.from_numpy(windows))[:, self.context - 1 :]
+        nats = token_costs(model, torch.from_numpy(windows), first=self.context)
         bits = nats.double() / math.log(2)
         return {"bits per byte": bits.mean().item()}
 
