@@ -1,0 +1,274 @@
+"""The paper's released models, of 1 to 8 billion parameters: load one, and let it write.
+
+    pip install huggingface_hub tokenizers
+    hf download facebook/PhysicsLM4.2__LlamaCanon-1B-Nemo-2T-lr0.003 --local-dir llama
+    python examples/released.py llama --prompt "Galileo Galilei climbed the Leaning Tower of Pisa"
+
+The author has released sixteen Llamas, half of them with Canon layers
+(github.com/zhuzeyuan/PhysicsLM4). `load(folder)` returns one as a CanonGPT. Section 1 is what they
+compute differently from our Transformer, section 2 reads the files, section 3 is the command.
+"""
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_gpt.py is
+from canon_gpt import BLOCK_BUDGET, MIXERS, POSITIONS, at_least_float32, canon_at, require
+from canon_gpt import Attention, Canon, CanonGPT, Config, Refused, RMSNorm, Rotary
+
+# ---- 1. His Llama ----------------------------------------------------------
+#
+# There are H heads of queries, and G of keys and values, each of K dims. In the 8B models, H is 32
+# and G is 8, so four heads share their keys and values ("grouped queries"). In the others, G is H.
+
+
+@dataclasses.dataclass
+class LlamaConfig(Config):
+    mixer: str = "llama"
+    pos: str = "llama"
+    n_kv_head: int = 12  # G
+    qk_norm: bool = False
+    rope_dim: int = 64  # how many dims of a head are turned, the first ones
+    rope_theta: float = 10000.0
+    mlp_width: int = 2048
+
+
+class LlamaNorm(RMSNorm):
+    """With his epsilon, 1e-5. Ours is 1e-6."""
+
+    def forward(self, x):
+        weight = at_least_float32(self.weight)
+        y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-5)
+        return y.to(x.dtype)
+
+
+class PointB(nn.Module):
+    """All that he has between projections and heads: QK-norm, then Canon-B, then keys and values
+    for all heads. It takes the place of Canon-B in `Attention`."""
+
+    def __init__(self, config):
+        super().__init__()
+        H, G = config.n_head, config.n_kv_head
+        K = config.d_model // H
+        self.widths = [H * K, G * K, G * K]
+        self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+        if config.qk_norm:  # one norm for all heads together; in Qwen3 there is one for each
+            self.q_norm, self.k_norm = LlamaNorm(H * K), LlamaNorm(G * K)
+        self.canon = canon_at("b", sum(self.widths), config)
+        # Of the H + 2G heads in x, those with q, k and v of heads 0, 1, .. H - 1.
+        k = [H + h * G // H for h in range(H)]
+        v = [G + head for head in k]
+        self.order = list(range(H)) + k + v
+        self.n_dims = K
+
+    def forward(self, x, state=None):  # (B, T, (H + 2G) K) -> (B, T, 3HK)
+        q, k, v = x.split(self.widths, dim=-1)
+        x = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-1)
+        x = self.canon(x, state).unflatten(-1, (-1, self.n_dims))
+        return x[:, :, self.order].flatten(2)
+
+
+class LlamaAttention(Attention):
+    def __init__(self, config):
+        super().__init__(config)
+        self.canon_b = PointB(config)
+        self.qkv = nn.Linear(config.d_model, sum(self.canon_b.widths), bias=False)
+        # The MLP gets the rest of the budget: here what its three matrices need.
+        self.budget = BLOCK_BUDGET - 3 * config.mlp_width / config.d_model
+
+
+class LlamaRotary(Rotary):
+    def __init__(self, config):
+        super().__init__(config)
+        self.n_dims = config.rope_dim
+        self.base = config.rope_theta
+
+    def turn(self, x, start):
+        # He turns dims 0 and 1 together, 2 and 3, and so on. Ours are n_dims / 2 apart, so move the
+        # odd dims behind the even ones. As this is done to both q and k, q.k stays the same.
+        turned, rest = x[..., : self.n_dims], x[..., self.n_dims :]
+        return super().turn(torch.cat([turned[..., 0::2], turned[..., 1::2], rest], dim=-1), start)
+
+
+MIXERS["llama"] = LlamaAttention
+POSITIONS["llama"] = LlamaRotary
+
+# ---- 2. The files ----------------------------------------------------------
+#
+# A release is what Lingua, his training code, saves: params.json and consolidated.pth. His code for
+# Hugging Face's library saves config.json and safetensors, with other names.
+
+# Our weights, and his: Lingua's names and Hugging Face's. Where a name of ours has several rows, our
+# matrix is his matrices one below the other. All but the first three rows are in each block.
+NAMES = """
+embed                 tok_embeddings       embed_tokens
+norm                  norm                 norm
+head                  output               lm_head
+norm1                 attention_norm       input_layernorm
+canon_a               canonA               canonA
+mixer.qkv             attention.wq         self_attn.q_proj
+mixer.qkv             attention.wk         self_attn.k_proj
+mixer.qkv             attention.wv         self_attn.v_proj
+mixer.canon_b.q_norm  attention.q_norm     self_attn.q_norm
+mixer.canon_b.k_norm  attention.k_norm     self_attn.k_norm
+mixer.canon_b.canon   attention.canonB     self_attn.canonB
+mixer.out             attention.wo         self_attn.o_proj
+norm2                 ffn_norm             post_attention_layernorm
+canon_c               canonC               canonC
+mlp.up                feed_forward.w1      mlp.gate_proj
+mlp.up                feed_forward.w3      mlp.up_proj
+mlp.canon_d           feed_forward.canonD  mlp.canonD
+mlp.down              feed_forward.w2      mlp.down_proj
+"""
+ROWS = [line.split() for line in NAMES.strip().splitlines()]
+
+SETTINGS = {  # Hugging Face's names, and Lingua's
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "max_position_embeddings": "seq_len",
+    "rms_norm_eps": "norm_eps",
+}
+FIXED = {  # the same in all sixteen models; other values are refused
+    "norm_eps": 1e-5,
+    "canon_kernel": 4,
+    "canon_residual": True,
+    "canon_activation": False,
+    "rope_version": "lingua",
+    "model_type": "LlamaCanon",
+    "model_name": None,  # set in his linear models
+}
+
+
+def read_lingua(folder):
+    """His settings, and his weights by name, each of which is read from the disk when used."""
+    params = json.loads((folder / "params.json").read_text())
+    file = folder / "consolidated.pth"
+    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    return params["model"] | {"seq_len": params["data"]["seq_len"]}, saved["model"]
+
+
+def read_hugging_face(folder):
+    """The same, in Lingua's names."""
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    settings = {SETTINGS.get(name, name): value for name, value in config.items()}
+    weights = {}
+    for file in folder.glob("*.safetensors"):
+        for name, weight in load_file(file).items():
+            for _, lingua, hugging_face in ROWS:
+                name = name.replace(hugging_face, lingua)
+            weights[name.removeprefix("model.")] = weight
+    return settings, weights
+
+
+def load(folder, dtype=torch.bfloat16, device="cpu"):
+    """The model in this folder. Raises Refused if it is none of the released ones.
+
+    Loading takes no more memory than the weights, in dtype, and the largest matrix.
+    """
+    folder = Path(folder)
+    if (folder / "default" / "params.json").exists():
+        settings, weights = read_lingua(folder / "default")
+    else:
+        allowed = "allowed: a folder with default/params.json or config.json"
+        require((folder / "config.json").exists(), "folder", str(folder), allowed)
+        settings, weights = read_hugging_face(folder)
+    for name, only in FIXED.items():
+        require(settings.get(name, only) == only, name, settings.get(name), f"allowed: {only}")
+    vocab_size, D = weights["tok_embeddings.weight"].shape
+    H = settings["n_heads"]
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        block_size=settings["seq_len"],
+        n_layer=settings["n_layers"],
+        n_head=H,
+        d_model=D,
+        canon="".join(re.findall("[A-D]", settings.get("canon_set", ""))),  # "abcd" has no layers
+        n_kv_head=settings.get("n_kv_heads") or H,
+        qk_norm=settings.get("qk_norm", False),
+        rope_dim=settings.get("rope_dim") or D // H,
+        rope_theta=settings["rope_theta"],
+        mlp_width=len(weights["layers.0.feed_forward.w1.weight"]),
+    )
+    with torch.device("meta"):  # shapes only
+        model = CanonGPT(config)
+        model.norm = LlamaNorm(D)
+        for block in model.blocks:
+            block.norm1, block.norm2 = LlamaNorm(D), LlamaNorm(D)
+    ours = {name: convert(name, weights, dtype, device) for name in model.state_dict()}
+    require(not weights, "folder", str(folder), f"a Llama has no {', '.join(weights)}")
+    model.load_state_dict(ours, assign=True)
+    return model.eval()
+
+
+def convert(name, weights, dtype, device):
+    """The weight that has this name in ours. What it is made of is taken out of his weights."""
+    block, name = re.fullmatch(r"(blocks\.\d+\.)?(.*)\.weight", name).groups(default="")
+    parts = []
+    for row in ROWS:
+        if row[0] == name:
+            his = f"{block.replace('blocks', 'layers')}{row[1]}.weight"
+            require(his in weights, "weights", his, "not in the file")
+            parts.append(weights.pop(his).to(device, dtype))
+    weight = torch.cat(parts) if len(parts) > 1 else parts[0]  # cat would copy
+    if weight.dim() == 3:  # Conv1d's (width, 1, kernel), the weight of the oldest token first
+        weight = weight[:, 0].t().flip(0)
+    return weight
+
+
+# ---- 3. The command --------------------------------------------------------
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="released.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, help="a downloaded model")
+    parser.add_argument("--prompt", help="a text, or numbers of tokens if there is no tokenizer")
+    parser.add_argument("--length", type=int, default=50, help="how many tokens to write (50)")
+    args = parser.parse_args(argv)
+    try:
+        model = load(args.folder, device="cuda" if torch.cuda.is_available() else "cpu")
+        total = model.parameter_counts()["total"]
+        canon = sum(m.weight.numel() for m in model.modules() if isinstance(m, Canon))
+        print(f"{total:,} weights, {canon:,} of them in Canon layers")
+        print(model.config)
+        if args.prompt is not None:
+            print(go_on(model, args.folder / "tokenizer.json", args.prompt, args.length))
+    except (Refused, ModuleNotFoundError) as error:
+        parser.error(str(error))
+
+
+def go_on(model, file, prompt, length):
+    """The prompt, and the likeliest tokens after it. Without the tokenizer's file, a text is the
+    numbers of its tokens."""
+    if file.exists():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
+        tokens = tokenizer.encode(prompt).ids
+    else:
+        allowed = f"allowed: numbers of tokens, as there is no {file}"
+        require(re.fullmatch(r"[\d\s]+", prompt), "prompt", prompt, allowed)
+        tokens = [int(number) for number in prompt.split()]
+    tokens = torch.tensor([tokens], device=model.embed.weight.device)
+    tokens = model.generate(tokens, length, temperature=0)[0].tolist()
+    return tokenizer.decode(tokens) if file.exists() else " ".join(map(str, tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Tests of released.py, against a Llama written here as the author's code computes it. Neither his
+code nor his weights are needed."""
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import released
+import torch
+import torch.nn.functional as F
+from canon_gpt import Refused, RMSNorm, Rotary
+
+TOKENS = torch.arange(60).reshape(2, 30) * 7 % 50
+LLAMA = dict(vocab_size=50, dim=64, n_layers=2, n_heads=4, norm_eps=1e-5, rope_theta=100.0)
+MODELS = {  # as in his recipes, but small
+    "1B": LLAMA | dict(canon_set="ABCD", qk_norm=True, rope_dim=4),
+    "3B": LLAMA | dict(canon_set="ABCD", qk_norm=True, rope_dim=8, n_heads=2),
+    "8B": LLAMA | dict(canon_set="ABCD", n_kv_heads=2, rope_dim=8, hidden_dim=40),
+    "grouped, with QK-norm": LLAMA | dict(canon_set="BD", qk_norm=True, n_kv_heads=2),
+    "without Canon": LLAMA | dict(canon_set="", n_kv_heads=None, rope_dim=None),
+}
+
+
+# ---- The reference ---------------------------------------------------------
+
+
+def norm(x, weight):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def canon(x, weight):
+    """weight (width, 1, 4), for the third token before first."""
+    return x + F.conv1d(F.pad(x.mT, (3, 0)), weight, groups=len(weight)).mT
+
+
+def rotary(x, dims, theta):
+    """Turns dims 0 and 1 of each head, 2 and 3, .. (B, T, H, K) -> same."""
+    frequencies = theta ** (-torch.arange(0, dims, 2) / dims)
+    angles = torch.arange(x.shape[1])[:, None, None] * frequencies  # (T, 1, dims / 2)
+    pairs = torch.view_as_complex(x[..., :dims].unflatten(-1, (-1, 2)).contiguous())
+    turned = torch.view_as_real(pairs * torch.complex(angles.cos(), angles.sin())).flatten(-2)
+    return torch.cat([turned, x[..., dims:]], dim=-1)
+
+
+def reference(settings, weights, tokens):
+    """The logits of his Llama."""
+    K = settings["dim"] // settings["n_heads"]
+    dims = settings.get("rope_dim") or K
+    x = weights["tok_embeddings.weight"][tokens]
+    for layer in range(settings["n_layers"]):
+        w = {name.removeprefix(f"layers.{layer}.")[:-7]: w for name, w in weights.items()}
+        h = norm(x, w["attention_norm"])
+        h = canon(h, w["canonA"]) if "canonA" in w else h
+        q, k, v = (h @ w[f"attention.w{name}"].T for name in "qkv")
+        if settings.get("qk_norm"):
+            q, k = norm(q, w["attention.q_norm"]), norm(k, w["attention.k_norm"])
+        if "attention.canonB" in w:
+            qkv = canon(torch.cat([q, k, v], -1), w["attention.canonB"])
+            q, k, v = qkv.split([q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+        q, k, v = (u.unflatten(-1, (-1, K)) for u in (q, k, v))
+        q, k = rotary(q, dims, settings["rope_theta"]), rotary(k, dims, settings["rope_theta"])
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + y.transpose(1, 2).flatten(2) @ w["attention.wo"].T
+        h = norm(x, w["ffn_norm"])
+        h = canon(h, w["canonC"]) if "canonC" in w else h
+        up = torch.cat([h @ w["feed_forward.w1"].T, h @ w["feed_forward.w3"].T], -1)
+        up = canon(up, w["feed_forward.canonD"]) if "feed_forward.canonD" in w else up
+        gate, up = up.chunk(2, -1)
+        x = x + (F.silu(gate) * up) @ w["feed_forward.w2"].T
+    return norm(x, weights["norm.weight"]) @ weights["output.weight"].T
+
+
+def make_release(folder, settings):
+    """Write a model of random weights as his are. Returns its weights."""
+    D, K = settings["dim"], settings["dim"] // settings["n_heads"]
+    kv = (settings.get("n_kv_heads") or settings["n_heads"]) * K
+    hidden = settings.get("hidden_dim") or 256
+    shapes = {
+        "attention_norm": [D],
+        "attention.wq": [D, D],
+        "attention.wk": [kv, D],
+        "attention.wv": [kv, D],
+        "attention.wo": [D, D],
+        "ffn_norm": [D],
+        "feed_forward.w1": [hidden, D],
+        "feed_forward.w2": [D, hidden],
+        "feed_forward.w3": [hidden, D],
+    }
+    if settings.get("qk_norm"):
+        shapes |= {"attention.q_norm": [D], "attention.k_norm": [kv]}
+    widths = {"canonA": D, "attention.canonB": D + 2 * kv, "canonC": D}
+    widths["feed_forward.canonD"] = 2 * hidden
+    for name, width in widths.items():
+        if name[-1] in settings["canon_set"]:
+            shapes[name] = [width, 1, 4]
+    all_shapes = {"tok_embeddings.weight": [50, D], "norm.weight": [D], "output.weight": [50, D]}
+    for layer in range(settings["n_layers"]):
+        for name, shape in shapes.items():
+            all_shapes[f"layers.{layer}.{name}.weight"] = shape
+    torch.manual_seed(0)
+    weights = {}
+    for name, shape in all_shapes.items():
+        mean, std = (1, 0.3) if len(shape) == 1 else (0, shape[-1] ** -0.5)  # norms are around 1
+        weights[name] = mean + std * torch.randn(shape, dtype=torch.float64)
+    (folder / "default").mkdir()
+    params = {"model": settings, "data": {"seq_len": 100}}
+    (folder / "default" / "params.json").write_text(json.dumps(params))
+    torch.save({"model": weights}, folder / "default" / "consolidated.pth")
+    return weights
+
+
+def error(model, expected):
+    logits, _ = model(TOKENS)
+    return ((logits - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_released_model_computes_what_it_should(name, tmp_path):
+    expected = reference(MODELS[name], make_release(tmp_path, MODELS[name]), TOKENS)
+    model = released.load(tmp_path, dtype=torch.float64)
+    assert error(model, expected) < 1e-12
+    state = {}
+    pieces = [model(piece, state=state)[0] for piece in TOKENS.split([7, 1, 22], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=0, atol=1e-12)
+    small = released.load(tmp_path)
+    assert {weight.dtype for weight in small.parameters()} == {torch.bfloat16}
+    assert error(small, expected) < 0.05
+
+
+# ---- What one would guess wrong, and what is refused ------------------------
+
+point_b = released.PointB.forward
+
+
+def canon_before_norm(self, x, state=None):
+    q, k, v = self.canon(x, state).split(self.widths, dim=-1)
+    x = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-1)
+    return x.unflatten(-1, (-1, self.n_dims))[:, :, self.order].flatten(2)
+
+
+def norm_per_head(self, x, state=None):
+    """The norm of all heads together leaves heads of equal size as they are, but for its weights."""
+    q, k, v = x.split(self.widths, dim=-1)
+    q = norm(q.unflatten(-1, (-1, self.n_dims)), 1).flatten(2)
+    k = norm(k.unflatten(-1, (-1, self.n_dims)), 1).flatten(2)
+    return point_b(self, torch.cat([q, k, v], dim=-1), state)
+
+
+GUESSES = {  # what is replaced, and how far off the logits then are, at least
+    "rotary turns halves": (released.LlamaRotary, "turn", Rotary.turn, 0.3),
+    "Canon-B before QK-norm": (released.PointB, "forward", canon_before_norm, 0.1),
+    "QK-norm per head": (released.PointB, "forward", norm_per_head, 0.05),
+    "epsilon 1e-6": (released.LlamaNorm, "forward", RMSNorm.forward, 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", GUESSES)
+@torch.no_grad()
+def test_a_wrong_guess_does_not_pass(name, tmp_path, monkeypatch):
+    expected = reference(MODELS["1B"], make_release(tmp_path, MODELS["1B"]), TOKENS)
+    replaced, method, guess, at_least = GUESSES[name]
+    monkeypatch.setattr(replaced, method, guess)
+    assert error(released.load(tmp_path, dtype=torch.float64), expected) > at_least
+
+
+REFUSED = [  # settings, weights that are added, and a part of the line
+    ({"norm_eps": 1e-6}, [], "norm_eps = 1e-06: allowed: 1e-05"),
+    ({"model_name": "GLA5"}, [], "model_name = 'GLA5'"),
+    ({"qk_norm": True}, [], "weights = 'layers.0.attention.q_norm.weight': not in the file"),
+    ({}, ["layers.0.attention.wq.bias"], "a Llama has no layers.0.attention.wq.bias"),
+]
+
+
+@pytest.mark.parametrize("settings, added, line", REFUSED)
+def test_other_models_are_refused(settings, added, line, tmp_path, capsys):
+    weights = make_release(tmp_path, MODELS["8B"])
+    file = tmp_path / "default" / "consolidated.pth"
+    torch.save({"model": weights | dict.fromkeys(added, torch.zeros(1))}, file)
+    params = {"model": MODELS["8B"] | settings, "data": {"seq_len": 100}}
+    (tmp_path / "default" / "params.json").write_text(json.dumps(params))
+    with pytest.raises(SystemExit):
+        released.main([str(tmp_path)])
+    error = capsys.readouterr().err
+    assert line in error and error.count("\n") == 1
+
+
+# ---- Hugging Face's names, and the command ---------------------------------
+
+HUGGING_FACE = {  # as the author's load_from_lingua_state names them
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "attention_norm": "input_layernorm",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.canonB": "self_attn.canonB",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.canonD": "mlp.canonD",
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "norm_eps": "rms_norm_eps",
+}
+
+
+@torch.no_grad()
+def test_hugging_faces_names(tmp_path, monkeypatch):
+    """In two files, which torch.load reads here: the package safetensors need not be installed."""
+    weights = make_release(tmp_path, MODELS["8B"])
+    model = released.load(tmp_path, dtype=torch.float64)
+    theirs = {}
+    for name, weight in weights.items():
+        layer, own = re.fullmatch(r"(layers\.\d+\.)?(.*)\.weight", name).groups(default="")
+        start = f"model.{layer}" if layer else ""
+        theirs[f"{start}{HUGGING_FACE.get(own, own)}.weight"] = weight
+    folder = tmp_path / "hugging_face"
+    folder.mkdir()
+    for file, part in ("model-1", "lm_head"), ("model-2", "model."):
+        found = {name: weight for name, weight in theirs.items() if name.startswith(part)}
+        torch.save(found, folder / f"{file}.safetensors")
+    config = {HUGGING_FACE.get(name, name): value for name, value in MODELS["8B"].items()}
+    config |= {"max_position_embeddings": 100, "model_type": "LlamaCanon"}
+    (folder / "config.json").write_text(json.dumps(config))
+    package = SimpleNamespace(load_file=lambda file: torch.load(file.open("rb")))
+    monkeypatch.setitem(sys.modules, "safetensors.torch", package)
+    same = released.load(folder, dtype=torch.float64)
+    assert same.config == model.config
+    assert torch.equal(same(TOKENS)[0], model(TOKENS)[0])
+
+
+def test_the_command(tmp_path, capsys):
+    make_release(tmp_path, MODELS["1B"])
+    released.main([str(tmp_path), "--prompt", "1 7 3", "--length", "4"])
+    counted, _, written = capsys.readouterr().out.splitlines()
+    canon = 4 * 2 * (64 + 3 * 64 + 64 + 2 * 256)  # kernel x layers x widths
+    assert f" {canon:,} of them in Canon layers" in counted
+    assert re.fullmatch(r"1 7 3( \d+){4}", written)
+    with pytest.raises(SystemExit):
+        released.main([str(tmp_path), "--prompt", "Galileo"])
+    assert "tokenizer.json" in capsys.readouterr().err
