@@ -21,13 +21,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_gpt.py is
-from canon_gpt import BLOCK_BUDGET, MIXERS, POSITIONS, at_least_float32, canon_at, require
-from canon_gpt import Attention, Canon, CanonGPT, Config, Refused, RMSNorm, Rotary
+from canon_gpt import BLOCK_BUDGET, MIXERS, POSITIONS, Attention, Canon, CanonGPT, Config
+from canon_gpt import Positions, Refused, RMSNorm, at_least_float32, canon_at, require
+from canon_gpt import rotary_angles, rotate
 
 # ---- 1. His Llama ----------------------------------------------------------
 #
-# There are H heads of queries, and G of keys and values, each of K dims. In the 8B models, H is 32
-# and G is 8, so four heads share their keys and values ("grouped queries"). In the others, G is H.
+# There are H heads of queries, and G of keys and values, each K wide. In the 8B models, H is 32 and
+# G is 8, so four heads share their keys and values ("grouped queries"). In the others, G is H.
 
 
 @dataclasses.dataclass
@@ -36,8 +37,8 @@ class LlamaConfig(Config):
     pos: str = "llama"
     n_kv_head: int = 12  # G
     qk_norm: bool = False
-    rope_dim: int = 64  # how many dims of a head are turned, the first ones
-    rope_theta: float = 10000.0
+    rope_dim: int = 64  # how many channels of a head are turned, the first ones
+    rope_theta: int = 10000
     mlp_width: int = 2048
 
 
@@ -60,19 +61,19 @@ class PointB(nn.Module):
         K = config.d_model // H
         self.widths = [H * K, G * K, G * K]
         self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
-        if config.qk_norm:  # one norm for all heads together; in Qwen3 there is one for each
+        if config.qk_norm:  # over all heads together, as in OLMo 2; Qwen3 norms each head alone
             self.q_norm, self.k_norm = LlamaNorm(H * K), LlamaNorm(G * K)
         self.canon = canon_at("b", sum(self.widths), config)
         # Of the H + 2G heads in x, those with q, k and v of heads 0, 1, .. H - 1.
         k = [H + h * G // H for h in range(H)]
         v = [G + head for head in k]
         self.order = list(range(H)) + k + v
-        self.n_dims = K
+        self.head_width = K
 
     def forward(self, x, state=None):  # (B, T, (H + 2G) K) -> (B, T, 3HK)
         q, k, v = x.split(self.widths, dim=-1)
         x = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-1)
-        x = self.canon(x, state).unflatten(-1, (-1, self.n_dims))
+        x = self.canon(x, state).unflatten(-1, (-1, self.head_width))
         return x[:, :, self.order].flatten(2)
 
 
@@ -85,17 +86,21 @@ class LlamaAttention(Attention):
         self.budget = BLOCK_BUDGET - 3 * config.mlp_width / config.d_model
 
 
-class LlamaRotary(Rotary):
+class LlamaRotary(Positions):
     def __init__(self, config):
         super().__init__(config)
-        self.n_dims = config.rope_dim
-        self.base = config.rope_theta
+        self.n_turned = config.rope_dim
+        self.theta = config.rope_theta
 
     def turn(self, x, start):
-        # He turns dims 0 and 1 together, 2 and 3, and so on. Ours are n_dims / 2 apart, so move the
-        # odd dims behind the even ones. As this is done to both q and k, q.k stays the same.
-        turned, rest = x[..., : self.n_dims], x[..., self.n_dims :]
-        return super().turn(torch.cat([turned[..., 0::2], turned[..., 1::2], rest], dim=-1), start)
+        # He turns channels 0 and 1 together, 2 and 3, and so on. In ours they are n_turned / 2
+        # apart, so put the even ones before the odd ones. The order is the same in q and k, so that
+        # q.k stays as it is.
+        turned, rest = x[..., : self.n_turned], x[..., self.n_turned :]
+        x = torch.cat([turned[..., 0::2], turned[..., 1::2], rest], dim=-1)
+        positions = torch.arange(start, start + x.shape[1], device=x.device)
+        angles = rotary_angles(positions, self.n_turned, self.theta)
+        return rotate(x, angles.cos(), angles.sin())
 
 
 MIXERS["llama"] = LlamaAttention
@@ -148,6 +153,19 @@ FIXED = {  # the same in all sixteen models; other values are refused
 }
 
 
+def load(folder, dtype=torch.bfloat16, device="cpu"):
+    """The model in this folder. Raises Refused if it is none of the released ones.
+
+    Loading takes no more memory than the weights, in dtype, and the largest matrix.
+    """
+    folder = Path(folder)
+    if (folder / "default" / "params.json").exists():
+        return make_model(*read_lingua(folder / "default"), dtype, device)
+    allowed = "allowed: a folder with default/params.json or config.json"
+    require((folder / "config.json").exists(), "folder", str(folder), allowed)
+    return make_model(*read_hugging_face(folder), dtype, device)
+
+
 def read_lingua(folder):
     """His settings, and his weights by name, each of which is read from the disk when used."""
     params = json.loads((folder / "params.json").read_text())
@@ -157,32 +175,27 @@ def read_lingua(folder):
 
 
 def read_hugging_face(folder):
-    """The same, in Lingua's names."""
+    """The same, with Lingua's names."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    settings = {SETTINGS.get(name, name): value for name, value in config.items()}
     weights = {}
     for file in folder.glob("*.safetensors"):
-        for name, weight in load_file(file).items():
-            for _, lingua, hugging_face in ROWS:
-                name = name.replace(hugging_face, lingua)
-            weights[name.removeprefix("model.")] = weight
-    return settings, weights
+        weights |= load_file(file)
+    return in_lingua(config, weights)
 
 
-def load(folder, dtype=torch.bfloat16, device="cpu"):
-    """The model in this folder. Raises Refused if it is none of the released ones.
+def in_lingua(config, weights):
+    settings = {SETTINGS.get(name, name): value for name, value in config.items()}
+    renamed = {}
+    for name, weight in weights.items():
+        for _, lingua, hugging_face in ROWS:
+            name = name.replace(hugging_face, lingua)
+        renamed[name.removeprefix("model.")] = weight
+    return settings, renamed
 
-    Loading takes no more memory than the weights, in dtype, and the largest matrix.
-    """
-    folder = Path(folder)
-    if (folder / "default" / "params.json").exists():
-        settings, weights = read_lingua(folder / "default")
-    else:
-        allowed = "allowed: a folder with default/params.json or config.json"
-        require((folder / "config.json").exists(), "folder", str(folder), allowed)
-        settings, weights = read_hugging_face(folder)
+
+def make_model(settings, weights, dtype, device):
     for name, only in FIXED.items():
         require(settings.get(name, only) == only, name, settings.get(name), f"allowed: {only}")
     vocab_size, D = weights["tok_embeddings.weight"].shape
@@ -197,7 +210,7 @@ def load(folder, dtype=torch.bfloat16, device="cpu"):
         n_kv_head=settings.get("n_kv_heads") or H,
         qk_norm=settings.get("qk_norm", False),
         rope_dim=settings.get("rope_dim") or D // H,
-        rope_theta=settings["rope_theta"],
+        rope_theta=int(settings["rope_theta"]),
         mlp_width=len(weights["layers.0.feed_forward.w1.weight"]),
     )
     with torch.device("meta"):  # shapes only
@@ -206,7 +219,7 @@ def load(folder, dtype=torch.bfloat16, device="cpu"):
         for block in model.blocks:
             block.norm1, block.norm2 = LlamaNorm(D), LlamaNorm(D)
     ours = {name: convert(name, weights, dtype, device) for name in model.state_dict()}
-    require(not weights, "folder", str(folder), f"a Llama has no {', '.join(weights)}")
+    require(not weights, "weights", list(weights), "not in a Llama")
     model.load_state_dict(ours, assign=True)
     return model.eval()
 

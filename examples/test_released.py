@@ -10,7 +10,7 @@ import pytest
 import released
 import torch
 import torch.nn.functional as F
-from canon_gpt import Refused, RMSNorm, Rotary
+from canon_gpt import RMSNorm, State, rotary_angles, rotate
 
 TOKENS = torch.arange(60).reshape(2, 30) * 7 % 50
 LLAMA = dict(vocab_size=50, dim=64, n_layers=2, n_heads=4, norm_eps=1e-5, rope_theta=100.0)
@@ -123,7 +123,7 @@ def test_a_released_model_computes_what_it_should(name, tmp_path):
     expected = reference(MODELS[name], make_release(tmp_path, MODELS[name]), TOKENS)
     model = released.load(tmp_path, dtype=torch.float64)
     assert error(model, expected) < 1e-12
-    state = {}
+    state = State()
     pieces = [model(piece, state=state)[0] for piece in TOKENS.split([7, 1, 22], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=0, atol=1e-12)
     small = released.load(tmp_path)
@@ -136,22 +136,27 @@ def test_a_released_model_computes_what_it_should(name, tmp_path):
 point_b = released.PointB.forward
 
 
+def turn_halves(self, x, start):
+    angles = rotary_angles(torch.arange(start, start + x.shape[1]), self.n_turned, self.theta)
+    return rotate(x, angles.cos(), angles.sin())
+
+
 def canon_before_norm(self, x, state=None):
     q, k, v = self.canon(x, state).split(self.widths, dim=-1)
     x = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-1)
-    return x.unflatten(-1, (-1, self.n_dims))[:, :, self.order].flatten(2)
+    return x.unflatten(-1, (-1, self.head_width))[:, :, self.order].flatten(2)
 
 
 def norm_per_head(self, x, state=None):
     """The norm of all heads together leaves heads of equal size as they are, but for its weights."""
     q, k, v = x.split(self.widths, dim=-1)
-    q = norm(q.unflatten(-1, (-1, self.n_dims)), 1).flatten(2)
-    k = norm(k.unflatten(-1, (-1, self.n_dims)), 1).flatten(2)
+    q = norm(q.unflatten(-1, (-1, self.head_width)), 1).flatten(2)
+    k = norm(k.unflatten(-1, (-1, self.head_width)), 1).flatten(2)
     return point_b(self, torch.cat([q, k, v], dim=-1), state)
 
 
 GUESSES = {  # what is replaced, and how far off the logits then are, at least
-    "rotary turns halves": (released.LlamaRotary, "turn", Rotary.turn, 0.3),
+    "rotary turns halves": (released.LlamaRotary, "turn", turn_halves, 0.3),
     "Canon-B before QK-norm": (released.PointB, "forward", canon_before_norm, 0.1),
     "QK-norm per head": (released.PointB, "forward", norm_per_head, 0.05),
     "epsilon 1e-6": (released.LlamaNorm, "forward", RMSNorm.forward, 1e-6),
@@ -171,7 +176,7 @@ REFUSED = [  # settings, weights that are added, and a part of the line
     ({"norm_eps": 1e-6}, [], "norm_eps = 1e-06: allowed: 1e-05"),
     ({"model_name": "GLA5"}, [], "model_name = 'GLA5'"),
     ({"qk_norm": True}, [], "weights = 'layers.0.attention.q_norm.weight': not in the file"),
-    ({}, ["layers.0.attention.wq.bias"], "a Llama has no layers.0.attention.wq.bias"),
+    ({}, ["layers.0.attention.wq.bias"], "weights = ['layers.0.attention.wq.bias']: not in a Llama"),
 ]
 
 
