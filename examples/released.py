@@ -52,8 +52,8 @@ class LlamaNorm(RMSNorm):
 
 
 class PointB(nn.Module):
-    """All that he has between projections and heads: QK-norm, then Canon-B, then keys and values
-    for all heads. It takes the place of Canon-B in `Attention`."""
+    """All that he has between projections and heads: QK-norm, then Canon-B, then a copy of keys and
+    values for each head. In `Attention` it takes the place of Canon-B."""
 
     def __init__(self, config):
         super().__init__()
@@ -64,7 +64,7 @@ class PointB(nn.Module):
         if config.qk_norm:  # over all heads together, as in OLMo 2; Qwen3 norms each head alone
             self.q_norm, self.k_norm = LlamaNorm(H * K), LlamaNorm(G * K)
         self.canon = canon_at("b", sum(self.widths), config)
-        # Of the H + 2G heads in x, those with q, k and v of heads 0, 1, .. H - 1.
+        # Which of the H + 2G heads in x have q of heads 0, 1, .. H - 1, then k, then v.
         k = [H + h * G // H for h in range(H)]
         v = [G + head for head in k]
         self.order = list(range(H)) + k + v
@@ -93,9 +93,9 @@ class LlamaRotary(Positions):
         self.theta = config.rope_theta
 
     def turn(self, x, start):
-        # He turns channels 0 and 1 together, 2 and 3, and so on. In ours they are n_turned / 2
-        # apart, so put the even ones before the odd ones. The order is the same in q and k, so that
-        # q.k stays as it is.
+        # He turns channels 0 and 1 together, 2 and 3, and so on. `rotate` turns pairs that are
+        # n_turned / 2 apart, so put the even channels before the odd ones. This leaves q.k as it
+        # is, because the order is the same in q and k.
         turned, rest = x[..., : self.n_turned], x[..., self.n_turned :]
         x = torch.cat([turned[..., 0::2], turned[..., 1::2], rest], dim=-1)
         positions = torch.arange(start, start + x.shape[1], device=x.device)
@@ -111,8 +111,8 @@ POSITIONS["llama"] = LlamaRotary
 # A release is what Lingua, his training code, saves: params.json and consolidated.pth. His code for
 # Hugging Face's library saves config.json and safetensors, with other names.
 
-# Our weights, and his: Lingua's names and Hugging Face's. Where a name of ours has several rows, our
-# matrix is his matrices one below the other. All but the first three rows are in each block.
+# Our names of weights, Lingua's, and Hugging Face's. Where ours has several rows, our matrix is his
+# matrices one below the other. All but the first three rows are in each block.
 NAMES = """
 embed                 tok_embeddings       embed_tokens
 norm                  norm                 norm
@@ -175,7 +175,7 @@ def read_lingua(folder):
 
 
 def read_hugging_face(folder):
-    """The same, with Lingua's names."""
+    """The same."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
@@ -186,6 +186,7 @@ def read_hugging_face(folder):
 
 
 def in_lingua(config, weights):
+    """Settings and weights in Lingua's names."""
     settings = {SETTINGS.get(name, name): value for name, value in config.items()}
     renamed = {}
     for name, weight in weights.items():
@@ -196,6 +197,7 @@ def in_lingua(config, weights):
 
 
 def make_model(settings, weights, dtype, device):
+    """A CanonGPT with these settings and weights. It takes the weights out of their dict."""
     for name, only in FIXED.items():
         require(settings.get(name, only) == only, name, settings.get(name), f"allowed: {only}")
     vocab_size, D = weights["tok_embeddings.weight"].shape
@@ -225,7 +227,7 @@ def make_model(settings, weights, dtype, device):
 
 
 def convert(name, weights, dtype, device):
-    """The weight that has this name in ours. What it is made of is taken out of his weights."""
+    """Our weight of this name."""
     block, name = re.fullmatch(r"(blocks\.\d+\.)?(.*)\.weight", name).groups(default="")
     parts = []
     for row in ROWS:
@@ -275,7 +277,7 @@ def go_on(model, file, prompt, length):
         tokenizer = Tokenizer.from_file(str(file))
         tokens = tokenizer.encode(prompt).ids
     else:
-        allowed = f"allowed: numbers of tokens, as there is no {file}"
+        allowed = f"allowed: numbers of tokens, because there is no {file}"
         require(re.fullmatch(r"[\d\s]+", prompt), "prompt", prompt, allowed)
         tokens = [int(number) for number in prompt.split()]
     tokens = torch.tensor([tokens], device=model.embed.weight.device)

@@ -1,5 +1,5 @@
-"""Tests of released.py, against a Llama written here as the author's code computes it. Neither his
-code nor his weights are needed."""
+"""Tests of released.py against a Llama that is written here as the author's code computes it. They
+need neither his code nor his weights."""
 
 import json
 import re
@@ -50,7 +50,8 @@ def reference(settings, weights, tokens):
     dims = settings.get("rope_dim") or K
     x = weights["tok_embeddings.weight"][tokens]
     for layer in range(settings["n_layers"]):
-        w = {name.removeprefix(f"layers.{layer}.")[:-7]: w for name, w in weights.items()}
+        start = f"layers.{layer}."
+        w = {name.removeprefix(start).removesuffix(".weight"): w for name, w in weights.items()}
         h = norm(x, w["attention_norm"])
         h = canon(h, w["canonA"]) if "canonA" in w else h
         q, k, v = (h @ w[f"attention.w{name}"].T for name in "qkv")
@@ -148,7 +149,7 @@ def canon_before_norm(self, x, state=None):
 
 
 def norm_per_head(self, x, state=None):
-    """The norm of all heads together leaves heads of equal size as they are, but for its weights."""
+    """With each head normed before, the norm of all of them only applies its weights."""
     q, k, v = x.split(self.widths, dim=-1)
     q = norm(q.unflatten(-1, (-1, self.head_width)), 1).flatten(2)
     k = norm(k.unflatten(-1, (-1, self.head_width)), 1).flatten(2)
@@ -176,7 +177,7 @@ REFUSED = [  # settings, weights that are added, and a part of the line
     ({"norm_eps": 1e-6}, [], "norm_eps = 1e-06: allowed: 1e-05"),
     ({"model_name": "GLA5"}, [], "model_name = 'GLA5'"),
     ({"qk_norm": True}, [], "weights = 'layers.0.attention.q_norm.weight': not in the file"),
-    ({}, ["layers.0.attention.wq.bias"], "weights = ['layers.0.attention.wq.bias']: not in a Llama"),
+    ({}, ["layers.0.attention.wq.bias"], "attention.wq.bias']: not in a Llama"),
 ]
 
 
@@ -195,47 +196,24 @@ def test_other_models_are_refused(settings, added, line, tmp_path, capsys):
 
 # ---- Hugging Face's names, and the command ---------------------------------
 
-HUGGING_FACE = {  # as the author's load_from_lingua_state names them
-    "tok_embeddings": "model.embed_tokens",
-    "norm": "model.norm",
-    "output": "lm_head",
-    "attention_norm": "input_layernorm",
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "attention.canonB": "self_attn.canonB",
-    "ffn_norm": "post_attention_layernorm",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "feed_forward.canonD": "mlp.canonD",
-    "dim": "hidden_size",
-    "hidden_dim": "intermediate_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "norm_eps": "rms_norm_eps",
-}
-
 
 @torch.no_grad()
 def test_hugging_faces_names(tmp_path, monkeypatch):
-    """In two files, which torch.load reads here: the package safetensors need not be installed."""
+    """torch.load reads the file here, so that the package safetensors need not be installed."""
     weights = make_release(tmp_path, MODELS["8B"])
     model = released.load(tmp_path, dtype=torch.float64)
-    theirs = {}
+    theirs = {lingua: hugging_face for _, lingua, hugging_face in released.ROWS}
+    renamed = {"lm_head.weight": weights.pop("output.weight")}
     for name, weight in weights.items():
         layer, own = re.fullmatch(r"(layers\.\d+\.)?(.*)\.weight", name).groups(default="")
-        start = f"model.{layer}" if layer else ""
-        theirs[f"{start}{HUGGING_FACE.get(own, own)}.weight"] = weight
+        renamed[f"model.{layer}{theirs[own]}.weight"] = weight
     folder = tmp_path / "hugging_face"
     folder.mkdir()
-    for file, part in ("model-1", "lm_head"), ("model-2", "model."):
-        found = {name: weight for name, weight in theirs.items() if name.startswith(part)}
-        torch.save(found, folder / f"{file}.safetensors")
-    config = {HUGGING_FACE.get(name, name): value for name, value in MODELS["8B"].items()}
-    config |= {"max_position_embeddings": 100, "model_type": "LlamaCanon"}
+    torch.save(renamed, folder / "model.safetensors")
+    config = {"model_type": "LlamaCanon", "max_position_embeddings": 100} | MODELS["8B"]
+    for hugging_face, lingua in released.SETTINGS.items():
+        if lingua in config:
+            config[hugging_face] = config.pop(lingua)
     (folder / "config.json").write_text(json.dumps(config))
     package = SimpleNamespace(load_file=lambda file: torch.load(file.open("rb")))
     monkeypatch.setitem(sys.modules, "safetensors.torch", package)
