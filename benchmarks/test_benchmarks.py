@@ -2,17 +2,15 @@
 
 import json
 
+import common
+import convolution
+import generators
+import mixers
 import pytest
+import step
 
 
 def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
-    # Imported here, since test_canon.py sets a variable of Triton's before its import.
-    import common
-    import convolution
-    import generators
-    import mixers
-    import step
-
     monkeypatch.setattr(common, "set_up_torch", lambda: None)  # whose options would stay
     monkeypatch.delitem(convolution.IMPLEMENTATIONS, "torch.compile")  # slow
     out = tmp_path / "rows.jsonl"

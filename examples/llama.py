@@ -18,11 +18,11 @@ class Canon(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
 
     def forward(self, x):  # (B, T, width) -> same
+        n, T = len(self.weight) - 1, x.shape[1]
+        padded = torch.nn.functional.pad(x, (0, 0, n, 0))  # n rows of zeros before the first token
         y = x
-        shifted = x
-        for w in self.weight:
-            y = y + w * shifted
-            shifted = torch.nn.functional.pad(shifted, (0, 0, 1, 0))[:, :-1]  # one token later
+        for i, w in enumerate(self.weight):
+            y = y + w * padded[:, n - i : n - i + T]  # w_i * h_{t-i}
         return y.to(x.dtype)  # under autocast x may be bfloat16, and the weights float32
 
 
