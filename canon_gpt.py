@@ -536,13 +536,15 @@ def matmul_dtype(x):
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dim (https://arxiv.org/abs/1910.07467)."""
 
+    eps = 1e-6
+
     def __init__(self, width):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
         weight = at_least_float32(self.weight)
-        y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, eps=1e-6)
+        y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, self.eps)
         return y.to(matmul_dtype(x))  # under autocast bfloat16, which the next matrices take
 
 

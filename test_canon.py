@@ -920,15 +920,15 @@ PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the 
 @parametrize("name", PAPER)
 def test_the_preset_paper_has_the_papers_numbers(name):
     batch_size, steps, block_size, sizes = PAPER[name]
-    settings, task, config = train.settings_of(["--task", name, "--preset", "paper"])
-    assert (settings.batch_size, settings.steps) == (batch_size, steps)
+    task, config, training, _ = train.settings_of(["--task", name, "--preset", "paper"])
+    assert (training.batch_size, training.steps) == (batch_size, steps)
     assert task.settings.items() >= {**sizes, "block_size": block_size}.items()
     if name != "copy":
         assert (config.n_layer, config.d_model, config.n_head) == (12, 768, 12)
     if name == "lano":
-        assert (settings.schedule, settings.warmup) == ("linear", 0)
+        assert (training.schedule, training.warmup) == ("linear", 0)
     else:
-        assert (settings.schedule, settings.warmup) == ("cosine", 1000)
+        assert (training.schedule, training.warmup) == ("cosine", 1000)
 
 
 PRESETS_OF_TASKS = []
@@ -938,7 +938,7 @@ for preset in train.PRESETS:
 
 @parametrize("preset, name", PRESETS_OF_TASKS)
 def test_the_documents_of_every_preset_fit(preset, name):
-    _, task, _ = train.settings_of(["--task", name, "--preset", preset])
+    task, _, _, _ = train.settings_of(["--task", name, "--preset", preset])
     recorded = json.dumps(task.settings)  # as in a run's config.json
     assert json.dumps(make_task(**json.loads(recorded)).settings) == recorded
     if name.startswith("depo"):
