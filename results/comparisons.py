@@ -8,6 +8,7 @@ The minutes are for one CPU core.
 from dataclasses import dataclass
 from typing import Callable
 
+import examples.longer  # adds the task "longer"
 import plot
 
 
@@ -56,6 +57,11 @@ for name, mixer in (("Mamba2", "mamba2"), ("GDN", "gdn")):
         f"{name} + Canon-AbCD": f"--mixer {mixer} --canon acd",
     }
 
+LONGER = {}  # trained on lists of up to 16 numbers
+for name, pos in (("RoPE", "rope"), ("RoPE(1/4)", "rope4"), ("ALiBi", "alibi"), ("NoPE", "nope")):
+    LONGER[name] = f"--pos {pos} --n-layer 2 --steps 3000"
+    LONGER[f"{name} + Canon"] = f"--pos {pos} --canon abcd --n-layer 2 --steps 3000"
+
 HOPS = {"k=1": "one hop", "k=2": "two hops", "k=3": "three hops", "k=4": "four hops"}
 
 
@@ -86,7 +92,7 @@ COMPARISONS = {
         scores=HOPS,
     ),
     "climb_nano": Comparison(  # the same runs
-        title="Depo0: with Canon, hops are learnt one after another; without, none is",
+        title="Depo0: hops are learnt one after another, and only with Canon",
         tasks=("depo0",),
         models=PAIRS,
         scores=HOPS,
@@ -154,6 +160,13 @@ COMPARISONS = {
         },
         scores={"sequences": "lists copied whole"},
         figure=plot.curves,
+    ),
+    "longer_nano": Comparison(  # two minutes a run
+        title="Trained on lists of 4 to 16 numbers, NoPE + Canon copies 32; RoPE does not",
+        tasks=("longer",),
+        models=LONGER,
+        scores={f"{length} numbers": f"{length} numbers" for length in (16, 24, 32)},
+        program="examples/longer.py",
     ),
     "points_nano": Comparison(  # 15 seconds a run
         title="With NoPE, B alone is enough to copy 16 numbers",
