@@ -83,8 +83,8 @@ class Config:
                 setattr(self, field.name, operator.index(value))  # NumPy's become Python's
             elif field.type is str:
                 require(isinstance(value, str), field.name, value, "must be a string")
-            elif value is not None or field.type is bool:  # short_conv may be None
-                require(isinstance(value, bool), field.name, value, "allowed: True, False")
+            elif field.type in (bool, bool | None):
+                require(isinstance(value, field.type), field.name, value, "allowed: True, False")
         for name, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
             value = getattr(self, name)
             require(value in table, name, value, f"allowed: {', '.join(table)}")
