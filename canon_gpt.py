@@ -126,8 +126,8 @@ class Config:
 # https://arxiv.org/abs/2209.11895). A Canon layer does the first step with four weights per
 # channel.
 #
-# kernels.py has the definition of the sum above, `causal_conv_reference`: a loop over shifted
-# copies of x. Read it there. The layer below calls `causal_conv`, which computes the same faster.
+# kernels.py defines the sum above as a loop over shifted copies of x: read `causal_conv_reference`
+# there. The layer below calls `causal_conv`, which computes the same faster.
 #
 # To write a text token by token, a model reads it in pieces: first the prompt, then each token that
 # it has written. We call this a stream. What layers must remember between pieces is kept in one
@@ -171,14 +171,13 @@ class State:
 class Canon(nn.Module):
     """The Canon layer, or one of the paper's variants: without residual, or with SiLU.
 
-    Its start is special. The weights are drawn as Conv1d draws its own: with kernel 4, from
-    uniform(-1/2, 1/2), which has a variance of 1/12. If tokens are independent, the layer therefore
-    begins by adding sqrt(4/12) = 0.58 times the size of its input. Drawn from normal(0, 0.02), like
-    those of Linear layers, the weights would add sqrt(4) * 0.02 = 0.04 times that size: almost
-    nothing of the neighbours.
+    The weights are drawn as Conv1d draws its own: with kernel 4, from uniform(-1/2, 1/2), which has
+    a variance of 1/12. If tokens are independent, the layer therefore begins by adding sqrt(4/12) =
+    0.58 times the size of its input. Drawn from normal(0, 0.02), like those of Linear layers, the
+    weights would add sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
 
-    So the weights are a bare nn.Parameter. CanonGPT redraws Linear and Embedding layers only, and
-    only these decay in train.py.
+    To keep this start, the weights are a bare nn.Parameter: CanonGPT redraws Linear and Embedding
+    layers only, and only these decay in train.py.
     """
 
     def __init__(self, width, config):
@@ -551,7 +550,8 @@ class RMSNorm(nn.Module):
 class Block(nn.Module):
     """Mixer and MLP, each after a norm and inside a residual. Canon-A and Canon-C follow the norms.
 
-    There is no dropout, as in the paper. For dropout, apply it in `forward` to what is added to x.
+    There is no dropout, because the paper has none. To add some, apply it in `forward` to what is
+    added to x.
     """
 
     def __init__(self, config, mixer_name):
@@ -639,18 +639,18 @@ class CanonGPT(nn.Module):
         start = self.tokens_read(state)
         length, limit = start + tokens.shape[1], self.config.block_size
         require(length <= limit, "length", length, f"block_size allows {limit} tokens")
-        after = None  # the layers write into a copy of the state
+        new_state = None  # the layers write into a copy of the state
         if state is not None:
-            after = state.copy()
-            after[self] = length
+            new_state = state.copy()
+            new_state[self] = length
 
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
-            x = block(x, after)
+            x = block(x, new_state)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
         loss = None if targets is None else mean_loss(logits, targets, loss_mask)
         if state is not None:
-            state.entries = after.entries
+            state.entries = new_state.entries
         return logits, loss
 
     def tokens_read(self, state):
