@@ -858,11 +858,13 @@ def main(argv=None):
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
             torch.distributed.init_process_group()
         command = shlex.join(begun_as + argv)
-        *ready, so_far = set_up(task, config, training, run, command)
+        model, fast_model, optimizer, autocast, so_far = set_up(
+            task, config, training, run, command
+        )
     except Refused as error:
         end(error)
     try:
-        train(task, training, run, *ready, so_far)
+        train(task, training, run, model, fast_model, optimizer, autocast, so_far)
     except KeyboardInterrupt:
         command = shlex.join([*begun_as, "--resume", run.out])
         end(f"stopped; its checkpoint is of step {so_far['step']}: {command}", status=130)
