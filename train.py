@@ -705,35 +705,38 @@ def texts(owner):
     return found
 
 
-def add_flag(group, name, option, usual, text):
-    """One flag. If it is not typed, its value is None."""
+def add_flag(group, name, option, default, text):
+    """Add the flag of one option. If it is not typed, its value is None, not the default, which is
+    only shown."""
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int of int | None
     if kind is option.empty:
         kind = type(option.default)
-    if usual not in (None, ""):  # otherwise the text says what it is
-        text += f" ({usual})"
-    words = {"dest": name, "help": text.replace("%", "%%")}
+    if default not in (None, ""):  # otherwise the text says what it is
+        text += f" ({default})"
+    keywords = {"help": text.replace("%", "%%")}
     if kind is bool:
-        words["action"] = argparse.BooleanOptionalAction
+        keywords["action"] = argparse.BooleanOptionalAction
     elif kind is tuple:
-        words |= {"type": type(option.default[0]), "nargs": len(option.default)}
-        words["metavar"] = words["type"].__name__.upper()
+        keywords |= {"type": type(option.default[0]), "nargs": len(option.default)}
+        keywords["metavar"] = keywords["type"].__name__.upper()
     else:
-        words |= {"type": kind, "metavar": kind.__name__.upper()}
-    group.add_argument(f"--{name.replace('_', '-')}", **words)
+        keywords |= {"type": kind, "metavar": kind.__name__.upper()}
+    group.add_argument(f"--{name.replace('_', '-')}", **keywords)
 
 
-def read_flags(argv, owners, usual):
+def read_flags(argv, owners, defaults):
     """{option: value} of the flags that were typed.
 
-    owners  {title: the dataclass or task's class whose options may be typed}
-    usual   {option: what it is if no flag is typed}
+    owners    {title: the dataclass or task's class whose options may be typed}
+    defaults  {option: its value if the flag is not typed}
     """
-    wide = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100)
+    wide_help = functools.partial(
+        argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
+    )
     parser = argparse.ArgumentParser(
         prog="train.py",
         description=__doc__,
-        formatter_class=wide,
+        formatter_class=wide_help,
         usage=argparse.SUPPRESS,  # so that an error is one line
         allow_abbrev=False,
     )
@@ -743,7 +746,7 @@ def read_flags(argv, owners, usual):
         text_of = texts(owner)
         for name, option in options(owner).items():
             if option.default is not option.empty:  # Config's sizes follow from the task
-                add_flag(group, name, option, usual[name], text_of.get(name, ""))
+                add_flag(group, name, option, defaults[name], text_of.get(name, ""))
     typed, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [f"--{name.replace('_', '-')}" for name in vars(typed)]
