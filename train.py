@@ -68,8 +68,8 @@ class Training:
     batch_size: int = 32  # windows in a batch
     lr: float = 1e-3  # peak learning rate
     warmup: int = 1000  # steps until the learning rate peaks
-    schedule: str = "cosine"  # how it falls from there: cosine, linear
-    optimizer: str = "adamw"  # an entry of OPTIMIZERS
+    schedule: str = "cosine"  # how the learning rate falls after warm-up: cosine, linear
+    optimizer: str = "adamw"  # adamw, or your own entry of OPTIMIZERS
     weight_decay: float = 0.03  # of matrices only
     betas: tuple = (0.9, 0.98)  # AdamW's
     eps: float = 1e-6  # AdamW's
@@ -100,7 +100,7 @@ class Training:
 class Run:
     """What changes only time and place. (Results may differ by rounding.)"""
 
-    device: str = "cpu"  # cuda, mps or cpu: the first that PyTorch sees
+    device: str = "cpu"  # cuda, mps or cpu; by default the first that PyTorch sees
     out: str | None = None  # the run's folder; by default out/ and a name made of the settings
     resume: str | None = None  # go on with the run in this folder
     workers: int = 0  # processes that draw data; by default 4 on CUDA, else 0
