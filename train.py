@@ -1,8 +1,8 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Read 1, the settings; 2, data, optimizer and learning rate; 3, one step; and 4, the loop: that is
-the training. The rest serves it: 5 the run's folder and checkpoints; 6 checks before training;
-7 presets; 8 the command line; 9 `main`. A run leaves three files in out/<run>/:
+Sections 1 to 4 are the training: 1 the settings, 2 data, optimizer and learning rate, 3 one step,
+4 the loop. The rest serves it: 5 the run's folder and checkpoints, 6 checks before training,
+7 presets, 8 the command line, 9 `main`. A run leaves three files in out/<run>/:
 
     config.json     its settings, and where it ran
     metrics.jsonl   the log, a line of JSON every 20 steps and at each evaluation; the last one has
@@ -142,7 +142,7 @@ class Batches:
     batch_size: int
 
     def __getitem__(self, number):
-        """Batch number 0 is for step 1, and so on. NumPy's arrays:
+        """The batch of step `number + 1`, because steps are counted from 1. NumPy arrays:
 
         tokens and loss_mask  (rows, block_size + 1)
         target_count          how many targets the whole batch has, over all processes
@@ -191,7 +191,7 @@ def adamw(model, training):
         lr=training.lr,
         betas=training.betas,
         eps=training.eps,
-        fused=device_of(model).type != "mps",  # one kernel for all weights; MPS has had none
+        fused=device_of(model).type != "mps",  # one kernel for all weights; untested on MPS
     )
 
 
@@ -224,7 +224,8 @@ def learning_rate(step, peak, training):
     # 2. Decay. `done` is 0 at the first step after warm-up, so that this step, too, has the peak.
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     factor = SCHEDULES[training.schedule](done)
-    return float(peak * factor)  # your schedule may return NumPy's floats; a checkpoint refuses them
+    # Your schedule may return a NumPy float, which torch.load would refuse in a checkpoint.
+    return float(peak * factor)
 
 
 # ---- 3. One step -----------------------------------------------------------
@@ -332,7 +333,8 @@ def set_up(task, config, training, run, command):
 def train(task, training, run, model, fast_model, optimizer, autocast, so_far):
     """The training loop, from the step after so_far["step"] to the last score.
 
-    so_far  step, log, seconds and scoring_seconds at the last checkpoint; kept up to date
+    so_far  what a checkpoint says of the run: step, log, seconds and scoring_seconds. The loop
+            keeps it up to date, so that `main` can say where a stopped run is
     """
     steps_done = so_far["step"]
     write_log(run.out, so_far["log"], mode="w")  # drops lines that came after the checkpoint
@@ -416,8 +418,8 @@ def train(task, training, run, model, fast_model, optimizer, autocast, so_far):
 # What you may want to add to this loop:
 # - A number in the log is one more entry of `line`: a Python number, not a tensor. (Under torchrun
 #   the log is the first process's; only the loss is averaged.)
-# - An average of the weights (EMA) starts as `average = copy.deepcopy(model)`, before `restore`.
-#   Update it right after `train_step`,
+# - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `set_up`, before
+#   `restore`. Update it right after `train_step`,
 #
 #       with torch.no_grad():
 #           for mean, weight in zip(average.parameters(), model.parameters()):
@@ -503,12 +505,12 @@ def announce(model, training, run, compiled, steps_done):
     """Print what is about to happen. All settings are in config.json."""
     counts, config = model.parameter_counts(), model.config
     size = f"n_layer {config.n_layer}, d_model {config.d_model}"
-    slow_start = "compiled: the first step takes a minute or two"
+    compilation = "compiled: the first step takes a minute or two" if compiled else "not compiled"
     windows = f"{training.batch_size} windows of {config.block_size} tokens"
     print(run.out)
     print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
     print(f"  {training.steps:,} steps of {windows}")
-    print(f"  {run.device}, {training.dtype}, {slow_start if compiled else 'not compiled'}")
+    print(f"  {run.device}, {training.dtype}, {compilation}")
     if steps_done > 0:
         print(f"  goes on after step {steps_done:,}")
     sys.stdout.flush()
@@ -522,10 +524,10 @@ def write_log(out, lines, mode):
 
 
 # A run that is killed at any moment goes on with --resume from its last checkpoint. On a CPU, with
-# the same options, it ends with the same bits. Three things make it so. A checkpoint holds all that
-# a step changes: weights, optimizer, and the log so far. It is written to another file first, which
-# then takes the old one's place in one move, so that ckpt.pt is whole at any time. And no random
-# state has to be saved: a batch follows from the seed and the step alone, and so does PyTorch's
+# the same options, it ends with the same bits, for three reasons. A checkpoint holds all that a
+# step changes: weights, optimizer, and the log so far. It is written to another file first, which
+# then takes the old one's place in one move, so ckpt.pt is whole at any time. And no random state
+# has to be saved, because a batch follows from the seed and the step alone, and so does PyTorch's
 # seed.
 
 
@@ -538,8 +540,8 @@ def save(out, model, optimizer, so_far):
 
 
 def restore(out, model, optimizer):
-    """Set model and optimizer back to the last checkpoint. Returns how far the run was then: its
-    step, log, seconds and seconds of scoring. Raises Refused if the checkpoint is damaged."""
+    """Set model and optimizer back to the last checkpoint. Returns how far the run was then, the
+    `so_far` of `train`. Raises Refused if the checkpoint is damaged."""
     if not Path(out, "ckpt.pt").exists():
         return {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
     saved = read_checkpoint(out, model)
@@ -555,7 +557,7 @@ def check_causal(model, autocast):
     """Refuse two faults. A model that looks ahead would find every task easy. One that says that it
     streams, but gives other logits when a text comes in pieces, would generate wrong answers.
 
-    It takes a copy with noise on its weights, as a layer that starts at zero would hide its fault.
+    It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
     config = model.config
     model = copy.deepcopy(model).eval()  # without dropout
@@ -579,7 +581,7 @@ def check_causal(model, autocast):
     if model.streams:
         state = State()
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
-        whole, _ = model(tokens)  # in float32, as the pieces
+        whole, _ = model(tokens)  # without autocast, like the pieces
         if not relative_error(torch.cat(pieces, dim=1), whole) <= 1e-4:
             reason = "a layer must keep what it needs in state[self], or say streams = False"
             raise Refused(f"{layers}: {reason}")
@@ -605,15 +607,15 @@ def decide_compile(config, training, run):
     except Exception as error:  # there is no C++ compiler, say
         if RANK == 0:
             reason = str(error).strip().partition("\n")[0]
-            print(f"train.py: not compiled, as torch.compile fails: {reason}", file=sys.stderr)
+            print(f"train.py: not compiled, because torch.compile fails: {reason}", file=sys.stderr)
         return False
 
 
 # ---- 7. Presets ------------------------------------------------------------
 #
 # A preset scales task, model and training together: `nano` for a CPU core and at most an hour,
-# `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it follows Depo1). What
-# an entry leaves out has its default: in Training, in Config, or in the task (tasks.py).
+# `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it follows Depo1). An
+# option that an entry leaves out has the default of Training, Config or the task (tasks.py).
 
 L1D16 = dict(n_layer=1, n_head=2, d_model=16)  # 1 layer, 16 dims
 L3D64 = dict(n_layer=3, n_head=2, d_model=64)
@@ -809,7 +811,8 @@ def pick(owner, values):
 
 
 def settings_of_run(folder, argv):
-    """The same for --resume: all is in the folder's config.json, but flags of Run count first."""
+    """The same for --resume. The settings come from the folder's config.json, but flags of Run take
+    precedence."""
     about = read_config(folder)
     typed = read_flags(argv, {"a resumed run": Run}, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
