@@ -32,7 +32,8 @@ from tasks import SAMPLES, device_of, make_task, wrapped
 def load_model(folder):
     """(task, model) of a run, the model on the CPU, with the weights of its last checkpoint.
 
-    Raises Refused if there is no run in this folder, or if its task or mixer is unknown.
+    Raises Refused if there is no run in this folder, if its task or mixer is unknown, or if its
+    checkpoint is missing or damaged.
     """
     task, config = task_and_config(read_config(folder))
     model = CanonGPT(config)
@@ -63,7 +64,7 @@ def task_and_config(about):
     try:
         task = make_task(**about["task"], run_seed=about["training"]["seed"])
         return task, Config(**about["model"])
-    except Refused as error:  # a part of one's own may not have been imported
+    except Refused as error:  # your own part may not have been imported
         raise Refused(f"{error}. The run was begun by: {about['command']}") from None
 
 
@@ -84,11 +85,11 @@ def read_checkpoint(folder, model):
 
 
 def answered(task, model, seed, temperature=0.0):
-    """One instance of the task in words, with the model's answers in it: of a hundred the longest.
+    """One instance of the task, the longest of a hundred, in words and with the model's answers.
 
     temperature   0 takes the likeliest tokens, 1 samples
     """
-    rng = np.random.default_rng([seed, SAMPLES])  # other numbers than training's and evaluation's
+    rng = np.random.default_rng([seed, SAMPLES])  # not those of training or evaluation
     document = max(task.documents(rng, 100), key=lambda document: len(document.tokens))
     generator = torch.Generator(device_of(model)).manual_seed(seed)
     text = ""
@@ -125,7 +126,8 @@ def continued(task, model, prompt, temperature, seed):
 
 
 def room_after(task, tokens):
-    """How many more tokens fit: one more than it reads, because a model never reads its last one."""
+    """How many more tokens fit. A text may have one more than block_size, because the model never
+    reads the last token that it writes."""
     return task.block_size + 1 - len(tokens)
 
 
