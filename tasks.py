@@ -40,8 +40,8 @@ from canon_gpt import Refused, require
 #
 # A task draws documents. Each is an instance of the task: tokens, of which some are targets. A
 # training window is documents in a row, each opened by <bos> (the paper doesn't say how it packs
-# them). Text has no documents: its windows are cut from one long text. Unless a task scores
-# otherwise, a document counts as right if the model predicts all of its targets.
+# them). Text's windows are cut from one long text instead. Unless a task scores otherwise, a
+# document counts as right if the model predicts all of its targets.
 
 # NumPy's generators are seeded with lists such as [seed, TRAIN, step]. The second number says what
 # the random numbers are for, so that no two uses share them. PEOPLE and EXPOSURES are Capo's;

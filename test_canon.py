@@ -1766,6 +1766,8 @@ class HasAnArgument(tasks.Copy):
 def test_an_own_argument_is_a_flag(capsys):
     task, _, _, run = train.settings_of("--task own --preset nano --rounds 3".split())
     assert task.rounds == 3 and run.out.endswith("own_nano_rope_bare_rounds=3_s0")
+    task, _, _, _ = train.settings_of("--task own --preset nano --block-size 50".split())
+    assert task.block_size == 50
     with pytest.raises(SystemExit, match="0"):
         train.main(["--task", "own", "--help"])
     assert re.search(r"--rounds INT +how often the list is repeated \(2\)", capsys.readouterr().out)
@@ -1792,9 +1794,9 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--schedule step", "schedule = 'step'"),
     ("--grad-accum 3", "a multiple of 3"),
     ("--cannon abcd", "--cannon: no option of copy, model, training, run; did you mean --canon?"),
-    ("--K 5", "--K"),
+    ("--K 5", "--K: no option of copy"),
+    ("--canon-residual false", "false: no option of copy"),
     ("--device tpu", "PyTorch sees only: "),
-    ("--resume nowhere", "no run in nowhere"),
     ("--out notes.txt/run", "out = 'notes.txt/run'"),
 ]
 
@@ -1949,6 +1951,8 @@ def test_a_resumed_run_keeps_its_settings(refused):
     train.main(tiny("--steps 20"))
     refused(["--resume", "run", "--lr", "0.5"], "--lr: no option of a resumed run")
     refused(["--resume", "run", "--out", "other"], "stays in run")
+    refused(["--resume", "nowhere"], "no run in nowhere")
+    refused(["--resume", "run", "--task", "depo"], "task = 'depo': a resumed run keeps its own")
     said = about("run")
     del said["training"]["clip"]  # an option that came later has its default
     Path("run/config.json").write_text(json.dumps(said))
@@ -2080,7 +2084,7 @@ def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
         last = said.splitlines()[-1]
         program = HERE / "train.py"
         resume = f"python {program} --resume run"
-        assert last == f"train.py: stopped; its checkpoint is of step {step}: {resume}"
+        assert last == f"train.py: stopped; {resume} goes on from step {step}"
         assert process.returncode == 130 and "Traceback" not in said
 
 

@@ -711,8 +711,8 @@ def add_flag(group, name, option, default, text):
     """Add the flag of one option. If it is not typed, its value is None, not the default, which is
     only shown."""
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int of int | None
-    if kind is option.empty:
-        kind = type(option.default)
+    if kind is option.empty:  # for None, which has no type of its own, int
+        kind = int if option.default is None else type(option.default)
     if default not in (None, ""):  # otherwise the text says what it is
         text += f" ({default})"
     keywords = {"help": text.replace("%", "%%")}
@@ -751,9 +751,9 @@ def read_flags(argv, owners, defaults):
                 add_flag(group, name, option, defaults[name], text_of.get(name, ""))
     typed, unknown = parser.parse_known_args(argv)
     if unknown:
-        flags = [f"--{name.replace('_', '-')}" for name in vars(typed)]
-        near = difflib.get_close_matches(unknown[0], flags, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(flags)}"
+        names = [name.replace("_", "-") for name in vars(typed)]
+        near = difflib.get_close_matches(unknown[0].lstrip("-"), names, n=1)
+        hint = f"did you mean --{near[0]}?" if near else "--help lists what there is"
         raise Refused(f"{unknown[0]}: no option of {', '.join(owners)}; {hint}")
     del typed.task
     return {name: value for name, value in vars(typed).items() if value is not None}
@@ -770,6 +770,7 @@ def settings_of(argv):
         first.add_argument(flag)
     chosen, _ = first.parse_known_args(argv)
     if chosen.resume is not None:
+        require(chosen.task is None, "task", chosen.task, "a resumed run keeps its own")
         return settings_of_run(chosen.resume, argv)
     device = chosen.device or devices()[0]
     preset = chosen.preset or ("small" if device == "cuda" else "nano")
@@ -792,7 +793,7 @@ def settings_of(argv):
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
     of_task = pick(TASKS[task_name], values)
-    if "block_size" not in typed:  # the preset's, or longer if an instance is
+    if "block_size" in of_task and "block_size" not in typed:  # the preset's, or longer if needed
         shortest = make_task(task_name, **of_task | {"block_size": None})
         of_task["block_size"] = max(of_task["block_size"] or 1, shortest.block_size)
     task = make_task(task_name, run_seed=values["seed"], **of_task)
@@ -869,11 +870,13 @@ def main(argv=None):
         )
     except Refused as error:
         end(error)
+    except KeyboardInterrupt:
+        end("stopped before the first step", status=130)
     try:
         train(task, training, run, model, fast_model, optimizer, autocast, so_far)
     except KeyboardInterrupt:
         command = shlex.join([*begun_as, "--resume", run.out])
-        end(f"stopped; its checkpoint is of step {so_far['step']}: {command}", status=130)
+        end(f"stopped; {command} goes on from step {so_far['step']}", status=130)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
