@@ -148,7 +148,15 @@ def test_four_times_the_steps():
         assert mean(scores(task, "--steps 4x")) > mean(scores(task, CANON))
 
 
-TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "copy_nano"]
+def test_beyond_the_trained_length():
+    of = {}
+    for label, runs in reproduce.groups_of("longer_nano", RUNS).items():
+        of[label] = plot.last_scores(runs, "32 numbers")
+    assert min(of["NoPE + Canon"]) >= 0.9 and min(of["ALiBi + Canon"]) > max(of["ALiBi"])
+    assert max(of["RoPE"] + of["RoPE + Canon"]) <= 0.1
+
+
+TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
 
 
 @pytest.mark.parametrize("name", TABLES)
