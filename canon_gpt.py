@@ -942,8 +942,11 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     return_S  whether the last S is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and S stay in float32.
+    An exported model has as many chunks as its example, so torch.export must fix the length.
     """
     T, out_dtype = v.shape[1], v.dtype
+    if torch.compiler.is_exporting() and isinstance(T, torch.SymInt):
+        raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
     if log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1)
     N = math.ceil(T / chunk)

@@ -17,17 +17,10 @@ runs on the GPU.)
 Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Triton kernels, for the
 GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`.
 
-For a project of your own, copy this file as canon_conv.py, say (Hugging Face has a package called
-`kernels`). It needs PyTorch 2.7 or later. First check that `python canon_conv.py` passes on your
-machine. Then the forward of a Canon layer whose weight has shape (kernel, width) is
+Comments such as `# exercise 1` are for the assignment. You are welcome to copy this file, which
+needs nothing else of the repository (examples/README.md says how).
 
-    return canon_conv.causal_conv(x, self.weight)
-
-After `canon_conv.triton = None` it does without the Triton kernels. On a CPU it never uses them.
-Comments such as `# exercise 1` are for the assignment; your copy does not need them.
-
-From canon-gpt; MIT licence (keep its text, LICENSE, beside your copy), copyright (c) 2026 the
-canon-gpt authors.
+From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
 
 import functools
@@ -36,6 +29,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 if __name__ == "__main__" and not torch.cuda.is_available():
     # Without a GPU the check runs the Triton kernels in Triton's interpreter, on the CPU. Triton
@@ -65,12 +59,12 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight.to(dtype)
     # exercise 1: z
-    longer = h if tail is None else torch.cat([tail.to(dtype), h], dim=1)
-    before = longer.shape[1] - T  # rows of the tail
+    n = kernel - 1  # how many inputs before x it needs
+    # F.pad counts from the last dim: nothing on the channels, then n rows of zeros before time.
+    longer = F.pad(h, (0, 0, n, 0)) if tail is None else torch.cat([tail.to(dtype), h], dim=1)
     z = 0
     for i in range(kernel):
-        shifted = F.pad(longer, (0, 0, i, 0))  # i rows of zeros on top move the rest i steps down
-        z = z + w[i] * shifted[:, before : before + T]  # w_i * h_{t-i}, (B, T, D)
+        z = z + w[i] * longer[:, n - i : n - i + T]  # w_i * h_{t-i}, (B, T, D)
     # end of exercise
     y = h + z if residual else z
     return y.to(x.dtype)
@@ -127,6 +121,8 @@ def look_ahead(x, weight):
 
 class PyTorchConvolution(torch.autograd.Function):
     """y (B, T, D) of x (B, T, D) and weight (kernel, D), by the functions above; kernel <= T."""
+
+    generate_vmap_rule = True  # what torch.func needs, for gradients per sequence, say
 
     @staticmethod
     def forward(x, weight):
@@ -305,7 +301,7 @@ if triton is not None:
         w_ptr,  # (KERNEL, D), contiguous
         dy_ptr,  # (B, T, D), contiguous
         dx_ptr,  # (B, T, D), contiguous
-        dw_ptr,  # (segments of all sequences, KERNEL, D), contiguous: what each segment adds to dw
+        dw_ptr,  # (B, segments, KERNEL, D), contiguous: what each segment adds to dw
         T,
         segments,
         batch_stride,
@@ -382,6 +378,7 @@ def launch(triton_kernel, segments, residual, x, weight, *others):
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
 def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.Tensor:
+    """y"""
     y = x.new_empty(x.shape)  # contiguous, whatever x's strides
     segments = triton.cdiv(x.shape[1], WARPS.value * ROWS.value)
     launch(forward_kernel, segments, residual, x, weight, y)
@@ -397,31 +394,40 @@ def forward_op_fake(x, weight, residual):
 def backward_op(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dx = x.new_empty(x.shape)
-    segments = triton.cdiv(x.shape[1], WARPS.value * ROWS.value * STEPS.value)
-    dw_parts = x.new_empty(len(x) * segments, *weight.shape, dtype=torch.float32)
+    """dx, and dw_parts (B, segments, kernel, D), what each segment adds to dw"""
+    dx, dw_parts = backward_op_fake(dy, x, weight, residual)
+    segments = dw_parts.shape[1]
     launch(backward_kernel, segments, residual, x, weight, dy.contiguous(), dx, dw_parts)
-    return dx, dw_parts.sum(0).to(weight.dtype)
+    return dx, dw_parts
 
 
 @backward_op.register_fake
 def backward_op_fake(dy, x, weight, residual):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+    B, T, D = x.shape
+    segments = triton.cdiv(T, WARPS.value * ROWS.value * STEPS.value)
+    return x.new_empty(B, T, D), x.new_empty(B, segments, *weight.shape, dtype=torch.float32)
 
 
-def save_inputs(ctx, inputs, output):
-    x, weight, residual = inputs
-    ctx.save_for_backward(x, weight)
-    ctx.residual = residual
+class TritonConvolution(torch.autograd.Function):
+    """The operators, one the derivative of the other."""
 
+    generate_vmap_rule = True
 
-def gradients(ctx, dy):
-    x, weight = ctx.saved_tensors
-    dx, dw = backward_op(dy, x, weight, ctx.residual)
-    return dx, dw, None
+    @staticmethod
+    def forward(x, weight, residual):
+        return forward_op(x, weight, residual)
 
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, ctx.residual = inputs
+        ctx.save_for_backward(x, weight)
 
-forward_op.register_autograd(gradients, setup_context=save_inputs)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        dx, dw_parts = backward_op(dy, x, weight, ctx.residual)
+        return dx, dw_parts.sum((0, 1)).to(weight.dtype), None
 
 
 def causal_conv_triton(x, weight, residual=True):
@@ -429,14 +435,14 @@ def causal_conv_triton(x, weight, residual=True):
     set before the import. x must not be float64, and the kernel size is at most MAX_KERNEL;
     `causal_conv` sees to that.
     """
-    return forward_op(x, weight, residual)
+    return TritonConvolution.apply(x, weight, residual)
 
 
 # ---- 4. What the models call -----------------------------------------------
 
 
 @functools.cache
-def first_launch_works(device):
+def triton_works(device):
     """Whether Triton can run a kernel there. Among other things it needs a C compiler."""
     one = torch.ones(1, 1, 1, device=device)
     try:
@@ -445,11 +451,6 @@ def first_launch_works(device):
         print(f"causal_conv: PyTorch's form runs, as Triton fails: {error!r}", file=sys.stderr)
         return False
     return True
-
-
-@torch.compiler.assume_constant_result  # torch.compile takes the answer and looks no further
-def triton_works(device):
-    return first_launch_works(device)
 
 
 def causal_conv(x, weight, residual=True, tail=None):
@@ -461,7 +462,7 @@ def causal_conv(x, weight, residual=True, tail=None):
     tail      (B, kernel-1, D), the inputs just before x; None means zeros
     returns   (B, T, D) in x's dtype, under autocast, too; computed in float32 (float64 if x is)
 
-    With Triton, gradients of gradients raise an error.
+    Forward-mode derivatives raise an error. With Triton, gradients of gradients do, too.
     """
     B, T, D = x.shape
     before = len(weight) - 1
@@ -471,14 +472,21 @@ def causal_conv(x, weight, residual=True, tail=None):
             f"causal_conv: x, weight and tail have shapes {given}, "
             "but they must be (B, T, D), (kernel, D) and (B, kernel-1, D)"
         )
+    # Some exporters, and tensors that are spread over several devices (DTensor), silently lose what
+    # is written in place. They take plain operations.
+    exporting = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    if exporting or type(x) is not torch.Tensor:
+        return causal_conv_reference(x, weight, residual, tail)
     if tail is not None:
         # Longer input costs little here: whoever has a tail feeds a stream, in short pieces.
         longer = torch.cat([tail.to(x.dtype), x], dim=1)
         return causal_conv(longer, weight, residual)[:, before:]
     # The Triton kernels compute in float32, too coarse for float64.
     fits_triton = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
-    if triton is not None and x.is_cuda and fits_triton and triton_works(x.device):
-        return causal_conv_triton(x, weight, residual)
+    if triton is not None and x.is_cuda and fits_triton:
+        # Compiled code for a GPU needs Triton anyway.
+        if torch.compiler.is_compiling() or triton_works(x.device):
+            return causal_conv_triton(x, weight, residual)
     return causal_conv_pytorch(x, weight, residual)
 
 

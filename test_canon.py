@@ -8,6 +8,7 @@ here from the definitions; properties are tried on random shapes.
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
@@ -239,6 +240,85 @@ def test_convolution_beyond_2_to_the_31():
     assert_close(dx[0, -4:], expected.bfloat16())
 
 
+class OnlyCanon(torch.nn.Module):
+    def __init__(self, D):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, D))
+
+    def forward(self, x):
+        return causal_conv(x, self.weight)
+
+
+def traced(layer, x):
+    """As exporters that trace get it: in a file, without Python."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(layer, x), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+def exported(layer, x):
+    lengths = {1: torch.export.Dim("T", min=1, max=64)}
+    return torch.export.export(layer, (x,), dynamic_shapes=(lengths,)).module()
+
+
+@parametrize("export", (traced, exported))
+def test_an_exported_convolution_is_right_at_any_length(export):
+    layer, x = OnlyCanon(6), torch.randn(2, 20, 6)
+    file = export(layer, torch.randn(2, 9, 6))
+    for T in (1, 2, 9, 20):
+        assert_same(f"{T} tokens", file(x[:, :T]), layer(x[:, :T]))
+
+
+@parametrize("name", ("causal_conv_reference", PYTORCH, pytest.param(TRITON, marks=needs_triton)))
+def test_torch_func_is_right_or_refused(name):
+    """A gradient per sequence, with shared weights and with different ones. In forward mode, a
+    derivative of 0 would be wrong in silence."""
+    conv = getattr(kernels, name)
+    x, weight, dy = conv_inputs(3, 5, 4)
+    for w, axis in ((weight, None), (torch.randn(3, 4, 4, device=DEVICE), 0)):
+
+        def loss(w, x, dy):
+            return (conv(x[None], w) * dy).sum()
+
+        got = torch.func.vmap(torch.func.grad(loss), (axis, 0, 0))(w, x, dy)
+        each = w.expand(3, 4, 4) if axis is None else w
+        want = [conv_exact(x[i : i + 1], each[i], dy[i : i + 1])[2] for i in range(3)]
+        assert_same("dw", got.double(), torch.stack(want), atol=1e-5, rtol=1e-5)
+    if name != "causal_conv_reference":
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            torch.func.jvp(lambda x: conv(x, weight), (x,), (x,))
+
+
+class Spread(torch.Tensor):
+    """Stands for a DTensor, which loses what is written through a slice of a spread dimension."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        assert not function.__name__.endswith("l_"), "addcmul_"
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_a_tensor_of_another_class_is_not_written_into():
+    x, weight, dy = conv_inputs(2, 6, 4)
+    y = causal_conv(x.as_subclass(Spread), weight)
+    assert type(y) is Spread
+    assert_close(y.as_subclass(torch.Tensor), causal_conv(x, weight))
+
+
+def test_the_definition_keeps_one_copy_of_its_input():
+    x, weight = torch.randn(2, 50, 64), torch.randn(4, 64, requires_grad=True)
+    kept = {}
+
+    def keep(u):
+        kept[u.untyped_storage().data_ptr()] = u.untyped_storage().nbytes()
+        return u
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda u: u):
+        y = causal_conv_reference(x, weight)
+    assert y.requires_grad and sum(kept.values()) < 1.2 * x.nbytes
+
+
 def test_convolution_refuses_shapes_that_do_not_fit():
     """A Triton kernel would read other memory than its arguments'."""
     x, weight = torch.zeros(2, 5, 3), torch.zeros(4, 3)
@@ -249,7 +329,7 @@ def test_convolution_refuses_shapes_that_do_not_fit():
 
 def test_where_triton_fails_it_is_not_used():
     with patch.object(kernels, "forward_op", side_effect=RuntimeError("no C compiler")):
-        assert not kernels.first_launch_works.__wrapped__(DEVICE)  # past the cache
+        assert not kernels.triton_works.__wrapped__(DEVICE)  # past the cache
 
 
 @parametrize("factor, status", ((1, 0), (1.001, 1), (math.nan, 1)))
@@ -718,6 +798,28 @@ def test_chunks_equal_the_loop(kind, case):
     for name in want:
         what = f"{name}, chunks of {chunk} of {T}"
         assert_same(what, got[name], want[name], atol=1e-10, rtol=1e-10)
+
+
+@parametrize("kind", KINDS)
+def test_a_recurrence_is_exported_for_one_length(kind):
+    class Chunks(torch.nn.Module):
+        def forward(self, *inputs):
+            return canon_gpt.chunked_linear_attention(*inputs, chunk=8)[0]
+
+    inputs = recurrence_inputs(kind, (2, 20, 2, 4, 3))
+    inputs = inputs[: 4 if inputs[4] is None else 5]
+    want, _ = linear_recurrence(*inputs)
+    assert_close(torch.export.export(Chunks(), tuple(inputs)).module()(*inputs), want)
+    any_length = {"dynamic_shapes": (({1: torch.export.Dim.DYNAMIC},) * len(inputs),)}
+    with pytest.raises(ValueError, match="for one length"):
+        torch.export.export(Chunks(), tuple(inputs), strict=False, **any_length)
+
+
+@parametrize("kind", KINDS)
+def test_chunks_run_on_the_meta_device(kind):
+    inputs = each(lambda u: u.to("meta"), recurrence_inputs(kind, (2, 20, 2, 4, 3)))
+    o, state = canon_gpt.chunked_linear_attention(*inputs, chunk=8)
+    assert o.shape == (2, 20, 2, 3) and state.shape == (2, 2, 4, 3)
 
 
 @parametrize("kind", kinds(3, 2))
