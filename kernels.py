@@ -204,20 +204,21 @@ MAX_KERNEL = 4  # the paper's largest; PyTorch's form takes any
 
 if triton is not None:
     # A Triton kernel sees only those globals that are constexpr. Another GPU may be faster with
-    # other numbers. WARPS and COLS are powers of two.
+    # other numbers. WARPS is a power of two, and so is COLS, which `forward_op` and `backward_op`
+    # choose.
     WARPS = tl.constexpr(4)  # of a program
     ROWS = tl.constexpr(8)  # tokens that a warp computes from registers at a time
-    COLS = tl.constexpr(128)  # channels of a warp
     STEPS = tl.constexpr(4)  # times ROWS tokens, what a warp takes in the backward kernel
 
     @triton.jit
     def place(
-        segments,  # of a sequence
+        T,
         D: tl.constexpr,  # for each value of a constexpr, Triton compiles a kernel of its own
+        COLS: tl.constexpr,
         TOKENS: tl.constexpr,  # of a warp
     ):
-        """Which part of x a program works on. Neighbouring programs take neighbouring strips of the
-        same segment, so that together they read whole rows.
+        """Which part of y (B, T, D) a program works on. Neighbouring programs take neighbouring
+        strips of the same segment, so that together they read whole rows.
 
         segment   its number among those of all sequences
         sequence  the one that has this segment
@@ -226,6 +227,7 @@ if triton is not None:
         """
         program = tl.program_id(0)  # 0, 1, .., a different one in each program
         strips = tl.cdiv(D, COLS)
+        segments = tl.cdiv(T, WARPS * TOKENS)  # of a sequence
         segment = program // strips
         sequence = (segment // segments).to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
         warp = tl.arange(0, WARPS)[:, None]
@@ -233,139 +235,250 @@ if triton is not None:
         column = (program % strips) * COLS + tl.arange(0, COLS)[None, :]
         return segment, sequence, t, column
 
+    # In the helpers below, `ptr` (1, COLS) has the address of each column's first number, `exists`
+    # (1, COLS) tells which columns exist, and `D` is how far the next row is.
+
     @triton.jit
-    def load_weight(w_ptr, column, D: tl.constexpr, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr):
+    def load_weight(ptr, D: tl.constexpr, exists, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr):
         """w_0, w_1, .. as a tuple of blocks (WARPS, COLS) in float32, with the residual in w_0."""
-        column = tl.broadcast_to(column, (WARPS, COLS))  # the same weights in each warp
+        ptr = tl.broadcast_to(ptr, (WARPS, ptr.shape[1]))  # the same weights in each warp
         w = ()
         for i in tl.static_range(KERNEL):
-            w_i = tl.load(w_ptr + i * D + column, mask=column < D, other=0.0).to(tl.float32)
+            w_i = tl.load(ptr + i * D, mask=exists, other=0.0).to(tl.float32)
             if RESIDUAL and i == 0:
                 w_i += 1
             w += (w_i,)
         return w
 
     @triton.jit
-    def load_rows(ptr, first, row_stride, T, column_exists, COUNT: tl.constexpr):
-        """The rows of COUNT tokens, a tuple of blocks (WARPS, COLS) in float32. What lies before
-        the start, beyond the end or beyond the last channel reads as 0.
-
-        ptr            (1, COLS), the addresses of the sequence's token 0
-        first          (WARPS, 1), the first of the tokens, for each warp
-        row_stride     from a token to the next
-        column_exists  (1, COLS)
-        """
+    def load_rows(ptr, D: tl.constexpr, exists, first, T, COUNT: tl.constexpr):
+        """The rows of COUNT tokens, a tuple of blocks (WARPS, COLS) in float32. `first` (WARPS, 1)
+        is each warp's first token. What lies before the start, beyond the end or beyond the last
+        column reads as 0."""
         # exercise 12
         rows = ()
         for r in tl.static_range(COUNT):
             t = first + r
-            exists = (t >= 0) & (t < T) & column_exists
-            row = tl.load(ptr + t.to(tl.int64) * row_stride, mask=exists, other=0.0)
+            mask = (t >= 0) & (t < T) & exists
+            row = tl.load(ptr + t.to(tl.int64) * D, mask=mask, other=0.0)
             rows += (row.to(tl.float32),)
         # end of exercise
         return rows
 
     @triton.jit
+    def weighted_sums(w, rows, AHEAD: tl.constexpr):
+        """The picture above: the weighted sum of each len(w) neighbouring rows, a tuple of blocks.
+        In a sum that looks back, w_0 belongs to the last row; in one that looks AHEAD, to the
+        first."""
+        # exercise 12
+        sums = ()
+        for r in tl.static_range(len(rows) - len(w) + 1):
+            total = tl.zeros_like(w[0])
+            for i in tl.static_range(len(w)):
+                total += w[i] * rows[r + i if AHEAD else r + len(w) - 1 - i]
+            sums += (total,)
+        # end of exercise
+        return sums
+
+    @triton.jit
+    def store_rows(ptr, D: tl.constexpr, exists, first, T, rows):
+        """The reverse of `load_rows`."""
+        for r in tl.static_range(len(rows)):
+            t = first + r
+            row = rows[r].to(ptr.dtype.element_ty)  # from float32 to the dtype that ptr points to
+            tl.store(ptr + t.to(tl.int64) * D, row, mask=(t < T) & exists)
+
+    @triton.jit
     def forward_kernel(
-        x_ptr,  # (B, T, D), with channels side by side
-        w_ptr,  # (KERNEL, D), contiguous
-        y_ptr,  # (B, T, D), contiguous
+        x_ptr,  # (B, T, D)
+        w_ptr,  # (KERNEL, D)
+        y_ptr,  # (B, T, D)
         T,
-        segments,  # of a sequence
-        batch_stride,  # from a sequence of x to the next
-        row_stride,  # from a token of x to the next
         D: tl.constexpr,
         KERNEL: tl.constexpr,
         RESIDUAL: tl.constexpr,
+        COLS: tl.constexpr,
     ):
         """Write y."""
-        segment, sequence, t, column = place(segments, D, TOKENS=ROWS)
-        w = load_weight(w_ptr, column, D, KERNEL, RESIDUAL)
-        x_ptr += sequence * batch_stride + column  # from here on, an address per column
+        segment, sequence, t, column = place(T, D, COLS, TOKENS=ROWS)
+        exists = column < D
+        x_ptr += sequence * T * D + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
+        w = load_weight(w_ptr + column, D, exists, KERNEL, RESIDUAL)
         # exercise 12
         above: tl.constexpr = KERNEL - 1  # how many rows above the warp's own
-        x = load_rows(x_ptr, t - above, row_stride, T, column < D, COUNT=above + ROWS)
-        for r in tl.static_range(ROWS):
-            y = tl.zeros((WARPS, COLS), tl.float32)
-            for i in tl.static_range(KERNEL):
-                y += w[i] * x[above + r - i]
-            y = y.to(y_ptr.dtype.element_ty)  # from float32 to the dtype that y_ptr points to
-            tl.store(y_ptr + t.to(tl.int64) * D, y, mask=(t < T) & (column < D))
-            t += 1
+        x = load_rows(x_ptr, D, exists, t - above, T, COUNT=above + ROWS)
+        y = weighted_sums(w, x, AHEAD=False)
+        store_rows(y_ptr, D, exists, t, T, y)
         # end of exercise
 
     @triton.jit
+    def add_products(dw, dy, x):
+        """dw_i + sum_t dy_{t+i} * x_t over the tokens of x, which are also the first of dy."""
+        # exercise 13
+        more = ()  # a tuple cannot be changed, so each step makes a new one
+        for i in tl.static_range(len(dw)):
+            dw_i = dw[i]
+            for r in tl.static_range(len(x)):
+                dw_i += dy[r + i] * x[r]
+            more += (dw_i,)
+        # end of exercise
+        return more
+
+    @triton.jit
+    def store_dw(ptr, D: tl.constexpr, exists, dw):
+        for i in tl.static_range(len(dw)):
+            dw_i = tl.sum(dw[i], axis=0, keep_dims=True)  # over the warps: (1, COLS)
+            tl.store(ptr + i * D, dw_i, mask=exists)
+
+    @triton.jit
     def backward_kernel(
-        x_ptr,  # (B, T, D), with channels side by side
-        w_ptr,  # (KERNEL, D), contiguous
-        dy_ptr,  # (B, T, D), contiguous
-        dx_ptr,  # (B, T, D), contiguous
-        dw_ptr,  # (B, segments, KERNEL, D), contiguous: what each segment adds to dw
+        x_ptr,  # as above
+        w_ptr,
+        dy_ptr,  # (B, T, D)
+        dx_ptr,  # (B, T, D)
+        dw_ptr,  # (B, segments, KERNEL, D): what each segment adds to dw
         T,
-        segments,
-        batch_stride,
-        row_stride,
         D: tl.constexpr,
         KERNEL: tl.constexpr,
         RESIDUAL: tl.constexpr,
+        COLS: tl.constexpr,
     ):
         """Write dx, and what each segment adds to dw."""
-        segment, sequence, t, column = place(segments, D, TOKENS=STEPS * ROWS)
-        w = load_weight(w_ptr, column, D, KERNEL, RESIDUAL)
-        x_ptr += sequence * batch_stride + column
+        segment, sequence, t, column = place(T, D, COLS, TOKENS=STEPS * ROWS)
+        exists = column < D
+        x_ptr += sequence * T * D + column
         dy_ptr += sequence * T * D + column
         dx_ptr += sequence * T * D + column
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
+        w = load_weight(w_ptr + column, D, exists, KERNEL, RESIDUAL)
         # exercise 13
         below: tl.constexpr = KERNEL - 1  # how many rows below the warp's own
-        dw = ()
-        for i in tl.static_range(KERNEL):
-            dw += (tl.zeros((WARPS, COLS), tl.float32),)
+        dw = (tl.zeros_like(w[0]),) * KERNEL
         for _ in range(STEPS):
-            dy = load_rows(dy_ptr, t, D, T, column < D, COUNT=ROWS + below)
-            x = load_rows(x_ptr, t, row_stride, T, column < D, COUNT=ROWS)
-            more = ()  # a tuple cannot be changed, so each step makes a new one
-            for i in tl.static_range(KERNEL):
-                dw_i = dw[i]
-                for r in tl.static_range(ROWS):
-                    dw_i += dy[r + i] * x[r]
-                more += (dw_i,)
-            dw = more
-            for r in tl.static_range(ROWS):
-                dx = tl.zeros((WARPS, COLS), tl.float32)
-                for i in tl.static_range(KERNEL):
-                    dx += w[i] * dy[r + i]
-                dx = dx.to(dx_ptr.dtype.element_ty)
-                tl.store(dx_ptr + t.to(tl.int64) * D, dx, mask=(t < T) & (column < D))
-                t += 1
-        for i in tl.static_range(KERNEL):
-            dw_i = tl.sum(dw[i], axis=0, keep_dims=True)  # over the warps: (1, COLS)
-            tl.store(dw_ptr + i * D, dw_i, mask=column < D)
+            dy = load_rows(dy_ptr, D, exists, t, T, COUNT=ROWS + below)
+            x = load_rows(x_ptr, D, exists, t, T, COUNT=ROWS)
+            dw = add_products(dw, dy, x)
+            dx = weighted_sums(w, dy, AHEAD=True)
+            store_rows(dx_ptr, D, exists, t, T, dx)
+            t += ROWS
+        store_dw(dw_ptr, D, exists, dw)
         # end of exercise
 
+    # Canon-D with the gate. A gated MLP takes silu(gate) * up, where gate and up are the two halves
+    # of what Canon-D returns. The kernels below do both at once. Forward keeps gate and up in
+    # registers and writes only their product, so the convolution adds nothing to the memory traffic
+    # of the gate. Backward computes gate and up again from x, so they are never stored. With
+    # s = sigmoid(gate) and silu(gate) = gate * s,
+    #
+    #     d_up   = dy * silu(gate)
+    #     d_gate = dy * up * (s + silu(gate) * (1 - s))
+    #
+    # From there on, each half goes like `backward_kernel`, with d_gate or d_up in dy's place. These
+    # are needed in the three rows below as well, so x is loaded with three rows above and below.
+    # Two halves take twice the registers, which is why a warp has only half the columns.
 
-def launch(triton_kernel, segments, residual, x, weight, *others):
-    """Run a Triton kernel on x (B, T, D) and weight (kernel, D), with any strides, and on others,
-    which are contiguous. Each sequence is cut into `segments`.
+    @triton.jit
+    def gated_forward_kernel(
+        x_ptr,  # (B, T, D), gate's D/2 channels and then those of up
+        w_ptr,  # (KERNEL, D)
+        y_ptr,  # (B, T, D/2)
+        T,
+        D: tl.constexpr,
+        KERNEL: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+        COLS: tl.constexpr,
+    ):
+        """Write silu(gate) * up."""
+        H: tl.constexpr = D // 2
+        segment, sequence, t, column = place(T, H, COLS, TOKENS=ROWS)
+        exists = column < H
+        x_ptr += sequence * T * D + column
+        y_ptr += sequence * T * H + column
+        w_ptr += column
+        w_gate = load_weight(w_ptr, D, exists, KERNEL, RESIDUAL)
+        w_up = load_weight(w_ptr + H, D, exists, KERNEL, RESIDUAL)
+        above: tl.constexpr = KERNEL - 1
+        x_gate = load_rows(x_ptr, D, exists, t - above, T, COUNT=above + ROWS)
+        x_up = load_rows(x_ptr + H, D, exists, t - above, T, COUNT=above + ROWS)
+        gate = weighted_sums(w_gate, x_gate, AHEAD=False)
+        up = weighted_sums(w_up, x_up, AHEAD=False)
+        y = ()
+        for r in tl.static_range(ROWS):
+            y += (gate[r] * tl.sigmoid(gate[r]) * up[r],)
+        store_rows(y_ptr, H, exists, t, T, y)
+
+    @triton.jit
+    def gated_backward_kernel(
+        x_ptr,  # as above
+        w_ptr,
+        dy_ptr,  # (B, T, D/2)
+        dx_ptr,  # (B, T, D)
+        dw_ptr,  # (B, segments, KERNEL, D): what each segment adds to dw
+        T,
+        D: tl.constexpr,
+        KERNEL: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+        COLS: tl.constexpr,
+    ):
+        """Write dx, and what each segment adds to dw."""
+        H: tl.constexpr = D // 2
+        segment, sequence, t, column = place(T, H, COLS, TOKENS=STEPS * ROWS)
+        exists = column < H
+        x_ptr += sequence * T * D + column
+        dy_ptr += sequence * T * H + column
+        dx_ptr += sequence * T * D + column
+        dw_ptr += segment.to(tl.int64) * KERNEL * D + column
+        w_ptr += column
+        w_gate = load_weight(w_ptr, D, exists, KERNEL, RESIDUAL)
+        w_up = load_weight(w_ptr + H, D, exists, KERNEL, RESIDUAL)
+        above: tl.constexpr = KERNEL - 1
+        below: tl.constexpr = KERNEL - 1
+        all_rows: tl.constexpr = above + ROWS + below
+        dw_gate = (tl.zeros_like(w_gate[0]),) * KERNEL
+        dw_up = dw_gate
+        for _ in range(STEPS):
+            x_gate = load_rows(x_ptr, D, exists, t - above, T, COUNT=all_rows)
+            x_up = load_rows(x_ptr + H, D, exists, t - above, T, COUNT=all_rows)
+            dy = load_rows(dy_ptr, H, exists, t, T, COUNT=ROWS + below)
+            gate = weighted_sums(w_gate, x_gate, AHEAD=False)
+            up = weighted_sums(w_up, x_up, AHEAD=False)
+            d_gate = ()
+            d_up = ()
+            for r in tl.static_range(ROWS + below):
+                s = tl.sigmoid(gate[r])
+                silu = gate[r] * s
+                d_gate += (dy[r] * up[r] * (s + silu * (1 - s)),)
+                d_up += (dy[r] * silu,)
+            dw_gate = add_products(dw_gate, d_gate, x_gate[above : above + ROWS])
+            dw_up = add_products(dw_up, d_up, x_up[above : above + ROWS])
+            dx_gate = weighted_sums(w_gate, d_gate, AHEAD=True)
+            dx_up = weighted_sums(w_up, d_up, AHEAD=True)
+            store_rows(dx_ptr, D, exists, t, T, dx_gate)
+            store_rows(dx_ptr + H, D, exists, t, T, dx_up)
+            t += ROWS
+        store_dw(dw_ptr, D, exists, dw_gate)
+        store_dw(dw_ptr + H, D, exists, dw_up)
+
+
+def launch(triton_kernel, COLS, segments, x, weight, y, *others, residual):
+    """Run a Triton kernel on x (B, T, D), weight (kernel, D), y or its gradient, and the others
+    that it takes. Each sequence is cut into `segments`.
     """
     B, T, D = x.shape
-    if x.stride(2) != 1:
-        x = x.contiguous()  # now its channels lie side by side; its other strides may be any
-    strips = triton.cdiv(D, COLS.value)
+    strips = triton.cdiv(y.shape[2], COLS)
     programs = B * segments * strips
     with torch.cuda.device_of(x):  # Triton uses the current device, which may be another
         triton_kernel[(programs,)](  # Triton's notation: run this many programs
-            x,
+            x.contiguous(),
             weight.contiguous(),
+            y.contiguous(),
             *others,
             T=T,
-            segments=segments,
-            batch_stride=x.stride(0),
-            row_stride=x.stride(1),
             D=D,
             KERNEL=len(weight),
             RESIDUAL=residual,
+            COLS=COLS,
             num_warps=WARPS.value,  # this and the next are Triton's own
             enable_fp_fusion=True,  # a product and a sum in one instruction
         )
@@ -373,69 +486,78 @@ def launch(triton_kernel, segments, residual, x, weight, *others):
 
 # torch.compile does not look into a custom operator. It asks the operator's "fake" version for the
 # shapes, strides and dtypes of what comes out. `mutates_args` says into which arguments an operator
-# writes: none.
+# writes: none. `gated` chooses the kernels with the gate, after which y has half the channels.
 
 
 @torch.library.custom_op("canon::causal_conv", mutates_args=())
-def forward_op(x: torch.Tensor, weight: torch.Tensor, residual: bool) -> torch.Tensor:
+def forward_op(
+    x: torch.Tensor, weight: torch.Tensor, residual: bool, gated: bool
+) -> torch.Tensor:
     """y"""
-    y = x.new_empty(x.shape)  # contiguous, whatever x's strides
+    y = forward_op_fake(x, weight, residual, gated)
+    triton_kernel, COLS = (gated_forward_kernel, 64) if gated else (forward_kernel, 128)
     segments = triton.cdiv(x.shape[1], WARPS.value * ROWS.value)
-    launch(forward_kernel, segments, residual, x, weight, y)
+    launch(triton_kernel, COLS, segments, x, weight, y, residual=residual)
     return y
 
 
 @forward_op.register_fake
-def forward_op_fake(x, weight, residual):
-    return x.new_empty(x.shape)
+def forward_op_fake(x, weight, residual, gated):
+    B, T, D = x.shape
+    return x.new_empty(B, T, D // 2 if gated else D)  # contiguous, whatever x is
 
 
 @torch.library.custom_op("canon::causal_conv_backward", mutates_args=())
 def backward_op(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool, gated: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx, and dw_parts (B, segments, kernel, D), what each segment adds to dw"""
-    dx, dw_parts = backward_op_fake(dy, x, weight, residual)
+    """dx, and what each segment adds to dw (B, segments, kernel, D)"""
+    dx, dw_parts = backward_op_fake(dy, x, weight, residual, gated)
+    triton_kernel, COLS = (gated_backward_kernel, 64) if gated else (backward_kernel, 128)
     segments = dw_parts.shape[1]
-    launch(backward_kernel, segments, residual, x, weight, dy.contiguous(), dx, dw_parts)
+    launch(triton_kernel, COLS, segments, x, weight, dy, dx, dw_parts, residual=residual)
     return dx, dw_parts
 
 
 @backward_op.register_fake
-def backward_op_fake(dy, x, weight, residual):
+def backward_op_fake(dy, x, weight, residual, gated):
     B, T, D = x.shape
     segments = triton.cdiv(T, WARPS.value * ROWS.value * STEPS.value)
     return x.new_empty(B, T, D), x.new_empty(B, segments, *weight.shape, dtype=torch.float32)
 
 
 class TritonConvolution(torch.autograd.Function):
-    """The operators, one the derivative of the other."""
+    """The two operators, of which one is the other's derivative."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, weight, residual):
-        return forward_op(x, weight, residual)
+    def forward(x, weight, residual, gated):
+        return forward_op(x, weight, residual, gated)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, weight, ctx.residual = inputs
+        x, weight, ctx.residual, ctx.gated = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        dx, dw_parts = backward_op(dy, x, weight, ctx.residual)
-        return dx, dw_parts.sum((0, 1)).to(weight.dtype), None
+        dx, dw_parts = backward_op(dy, x, weight, ctx.residual, ctx.gated)
+        return dx, dw_parts.sum((0, 1)).to(weight.dtype), None, None
 
 
 def causal_conv_triton(x, weight, residual=True):
     """`causal_conv_reference` without a tail, for x on a GPU, or on a CPU if TRITON_INTERPRET=1 was
-    set before the import. x must not be float64, and the kernel size is at most MAX_KERNEL;
-    `causal_conv` sees to that.
+    set before the import. `fits_triton` says what else must hold.
     """
-    return TritonConvolution.apply(x, weight, residual)
+    return TritonConvolution.apply(x, weight, residual, False)
+
+
+def causal_conv_gated_triton(x, weight, residual=True):
+    """The same with the gate: (B, T, D) -> (B, T, D/2)."""
+    return TritonConvolution.apply(x, weight, residual, True)
 
 
 # ---- 4. What the models call -----------------------------------------------
@@ -446,11 +568,39 @@ def triton_works(device):
     """Whether Triton can run a kernel there. Among other things it needs a C compiler."""
     one = torch.ones(1, 1, 1, device=device)
     try:
-        forward_op(one, one[0], True)
+        forward_op(one, one[0], residual=True, gated=False)
     except Exception as error:
         print(f"causal_conv: PyTorch's form runs, as Triton fails: {error!r}", file=sys.stderr)
         return False
     return True
+
+
+def fits_triton(x, weight):
+    """Whether the Triton kernels can do this convolution."""
+    if triton is None or not x.is_cuda or len(weight) > MAX_KERNEL:
+        return False
+    if x.dtype == torch.float64:
+        return False  # they compute in float32, which is too coarse
+    return torch.compiler.is_compiling() or triton_works(x.device)  # the compiler needs Triton, too
+
+
+def must_be_plain(x):
+    """Whether x takes only the definition's operations. Some exporters silently lose what a
+    function writes in place, and so do tensors that are spread over devices (DTensor)."""
+    exporting = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return exporting or type(x) is not torch.Tensor
+
+
+def check_shapes(x, weight, tail):
+    """A Triton kernel would read other memory than its arguments'."""
+    B, T, D = x.shape
+    kernel = len(weight)
+    if weight.shape != (kernel, D) or tail is not None and tail.shape != (B, kernel - 1, D):
+        given = [tuple(u.shape) for u in (x, weight, tail) if u is not None]
+        raise ValueError(
+            f"causal_conv: x, weight and tail have shapes {given}, "
+            "but they must be (B, T, D), (kernel, D) and (B, kernel-1, D)"
+        )
 
 
 def causal_conv(x, weight, residual=True, tail=None):
@@ -464,30 +614,33 @@ def causal_conv(x, weight, residual=True, tail=None):
 
     Forward-mode derivatives raise an error. With Triton, gradients of gradients do, too.
     """
-    B, T, D = x.shape
-    before = len(weight) - 1
-    if weight.shape[1:] != (D,) or tail is not None and tail.shape != (B, before, D):
-        given = [tuple(u.shape) for u in (x, weight, tail) if u is not None]
-        raise ValueError(
-            f"causal_conv: x, weight and tail have shapes {given}, "
-            "but they must be (B, T, D), (kernel, D) and (B, kernel-1, D)"
-        )
-    # Some exporters, and tensors that are spread over several devices (DTensor), silently lose what
-    # is written in place. They take plain operations.
-    exporting = torch.jit.is_tracing() or torch.compiler.is_exporting()
-    if exporting or type(x) is not torch.Tensor:
+    check_shapes(x, weight, tail)
+    if must_be_plain(x):
         return causal_conv_reference(x, weight, residual, tail)
     if tail is not None:
         # Longer input costs little here: whoever has a tail feeds a stream, in short pieces.
         longer = torch.cat([tail.to(x.dtype), x], dim=1)
-        return causal_conv(longer, weight, residual)[:, before:]
-    # The Triton kernels compute in float32, too coarse for float64.
-    fits_triton = x.dtype != torch.float64 and len(weight) <= MAX_KERNEL
-    if triton is not None and x.is_cuda and fits_triton:
-        # Compiled code for a GPU needs Triton anyway.
-        if torch.compiler.is_compiling() or triton_works(x.device):
-            return causal_conv_triton(x, weight, residual)
+        return causal_conv(longer, weight, residual)[:, len(weight) - 1 :]
+    if fits_triton(x, weight):
+        return causal_conv_triton(x, weight, residual)
     return causal_conv_pytorch(x, weight, residual)
+
+
+def silu_gate(h):
+    """silu(gate) * up, where gate and up are the halves of h's channels."""
+    gate, up = h.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def causal_conv_gated(x, weight, residual=True):
+    """silu_gate(causal_conv(x, weight, residual)): (B, T, D) -> (B, T, D/2).
+
+    The Triton kernels do it in one pass, in float32 throughout.
+    """
+    check_shapes(x, weight, tail=None)
+    if x.shape[2] % 2 == 0 and fits_triton(x, weight) and not must_be_plain(x):
+        return causal_conv_gated_triton(x, weight, residual)
+    return silu_gate(causal_conv(x, weight, residual))
 
 
 # ---- 5. The check:   python kernels.py -------------------------------------
@@ -515,35 +668,47 @@ def relative_error(a, b):
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-def largest_error(conv, x, weight, dy):
+def largest_error(conv, definition, x, weight):
     """The largest relative error of y, dx and dw, against the definition in float64."""
+    x64, weight64 = x.double(), weight.double()
+    dy = torch.randn_like(definition(x64, weight64)).to(x.dtype)
     got = value_and_gradients(conv, x, weight, dy)
-    exact = value_and_gradients(causal_conv_reference, x.double(), weight.double(), dy.double())
+    exact = value_and_gradients(definition, x64, weight64, dy.double())
     errors = [relative_error(g, e) for g, e in zip(got, exact)]
     return torch.tensor(errors).max().item()  # Python's max could leave out a NaN
+
+
+def gated_reference(x, weight, residual=True):
+    return silu_gate(causal_conv_reference(x, weight, residual))
 
 
 def main():
     """Print the table. The result is the exit status: 1 if an error is beyond its limit."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    forms = {"definition": causal_conv_reference, "PyTorch": causal_conv_pytorch}
+    forms = {
+        "definition": causal_conv_reference,
+        "PyTorch": causal_conv_pytorch,
+        # This backend needs no C++ compiler.
+        "compiled": torch.compile(causal_conv, backend="aot_eager"),
+    }
     if triton is not None:
-        forms["Triton" if device == "cuda" else "Triton (interpreted)"] = causal_conv_triton
-    # This backend needs no C++ compiler.
-    forms["compiled"] = torch.compile(causal_conv, backend="aot_eager")
+        name = "Triton" if device == "cuda" else "Triton (interpreted)"
+        forms[name] = causal_conv_triton
+        forms[f"{name}, gated"] = causal_conv_gated_triton
     print(f"the largest relative error of y, dx and dw against float64, on {device}")
     shape = (2, 150, 130)  # several segments and strips
     status = 0
     for name, conv in forms.items():
+        definition = gated_reference if name.endswith("gated") else causal_conv_reference
         for dtype, limit in LIMITS.items():
             if dtype == torch.bfloat16 and device == "cuda" and not gpu_has_bfloat16():
                 continue
-            x, dy = torch.randn(2, *shape, device=device, dtype=dtype)
+            x = torch.randn(shape, device=device, dtype=dtype)
             weight = torch.rand(4, shape[-1], device=device) - 0.5  # as a Canon layer's
-            error = largest_error(conv, x, weight, dy)
+            error = largest_error(conv, definition, x, weight)
             verdict = "right" if error <= limit else "WRONG"  # wrong for NaN as well
-            print(f"{name:24}{str(dtype):16}{error:8.1e}  {verdict}, allowed {limit:.0e}")
+            print(f"{name:28}{str(dtype):16}{error:8.1e}  {verdict}, allowed {limit:.0e}")
             if verdict == "WRONG":
                 status = 1
     return status

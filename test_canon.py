@@ -94,9 +94,10 @@ def assert_same(what, got, want, **tolerances):
 
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
 PYTORCH, TRITON = "causal_conv_pytorch", "causal_conv_triton"
+GATED = "causal_conv_gated_triton"
 FORMS = ["causal_conv_reference", "causal_conv", PYTORCH, pytest.param(TRITON, marks=needs_triton)]
-SMALL = [(1, 1, 1), (2, 2, 40), (1, 33, 7)]  # two have fewer tokens than the kernel
-LARGE = (2, 150, 130)  # in Triton's kernels five segments forward, two backward, and two strips
+SMALL = [(1, 1, 2), (2, 2, 40), (2, 33, 6)]  # two have fewer tokens than the kernel
+LARGE = (2, 130, 130)  # in Triton's kernels five segments forward, two backward, and two strips
 # The largest error of a rounding: half a unit in the last place on hardware, and a whole one in
 # Triton's interpreter. Sums are in float32.
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -129,12 +130,16 @@ def test_convolution_by_hand():
     assert_same("with residual", causal_conv_reference(x, weight), x + z)
 
 
+KERNEL_SIZES = {PYTORCH: (1, 2, 3, 4, 7), TRITON: (1, 2, 3, 4), GATED: (3, 4)}
+
+
 def cases(name, dtype):
     """Yield (x, weight, dy), residual and what is tried, for a form of the convolution."""
-    tried = [(LARGE, 4, True)]
     if dtype == torch.float32:
-        kernel_sizes = (1, 2, 3, 4) if name == TRITON else (1, 2, 3, 4, 7)
-        tried += product(SMALL, kernel_sizes, (True, False))
+        tried = [(LARGE, 4, True), (SMALL[2], 4, False)]
+        tried += product(SMALL, KERNEL_SIZES[name], (True,))
+    else:
+        tried = [((1, *LARGE[1:]), 4, True)]
     for shape, kernel, residual in tried:
         what = f"shape {shape}, kernel {kernel}, residual {residual}"
         yield conv_inputs(*shape, kernel, dtype), residual, what
@@ -168,6 +173,37 @@ def test_gradients_equal_those_of_the_definition_in_float64(name, dtype):
         _, exact_dx, exact_dw = conv_exact(*inputs, residual)
         assert_rounded(f"dx, {what}", dx, exact_dx, dtype)
         assert_rounded(f"dw, {what}", dw, exact_dw, dtype)
+
+
+@needs_triton
+@parametrize("dtype", ROUNDING, ids=str)
+def test_the_kernels_with_a_gate_equal_the_definition_in_float64(dtype):
+    for (x, weight, dy), residual, what in cases(GATED, dtype):
+        dy = dy[..., : x.shape[2] // 2]
+        y, dx, dw = value_and_gradients(kernels.causal_conv_gated_triton, x, weight, dy, residual)
+        exact = value_and_gradients(
+            kernels.gated_reference, x.double(), weight.double(), dy.double(), residual
+        )
+        for name, got, want in zip(("y", "dx", "dw"), (y, dx, dw), exact):
+            assert_rounded(f"{name}, {what}", got, want, dtype)
+
+
+PLAIN_MLPS = [{}, dict(canon_residual=False)]
+OTHER_MLPS = [dict(canon_silu=True), dict(canon_kernel=7), dict(mlp="swiglu-relu2"), dict(mlp="silu")]
+
+
+@needs_triton
+@parametrize("options", PLAIN_MLPS + OTHER_MLPS, ids=str)
+def test_one_kernel_does_a_plain_canon_d_and_the_gate(options, monkeypatch):
+    layer = canon_gpt.MLP(Config(1, 1, d_model=8, canon="d", **options), budget=8).to(DEVICE)
+    x = torch.randn(2, 5, 8, device=DEVICE)
+    for module in (kernels, canon_gpt):  # as on a GPU
+        monkeypatch.setattr(module, "fits_triton", lambda x, weight: len(weight) <= 4)
+    with patch.object(kernels, "forward_op", wraps=kernels.forward_op) as operator:
+        y, in_a_stream = layer(x), streamed(layer, x, 5)
+    assert_same("the MLP", y, in_a_stream)
+    gated = [call.args[3] for call in operator.call_args_list]
+    assert gated == ([] if "canon_kernel" in options else [options in PLAIN_MLPS, False])
 
 
 @parametrize("name", FORMS)
@@ -212,9 +248,10 @@ def test_operators_are_registered_properly():
     """PyTorch's own check: among others, that "fake" results have the real dtypes and strides."""
     x, weight, dy = conv_inputs(2, 5, 8, dtype=torch.bfloat16)
     other_way = x.mT.contiguous().mT, weight.bfloat16().mT.contiguous().mT
-    for x_in, w_in in ((x, weight), other_way):
-        torch.library.opcheck(torch.ops.canon.causal_conv, (x_in, w_in, True))
-        torch.library.opcheck(torch.ops.canon.causal_conv_backward, (dy, x_in, w_in, False))
+    for (x_in, w_in), dy_in, gated in (((x, weight), dy[..., :4], True), (other_way, dy, False)):
+        torch.library.opcheck(torch.ops.canon.causal_conv, (x_in, w_in, True, gated))
+        backward = torch.ops.canon.causal_conv_backward
+        torch.library.opcheck(backward, (dy_in, x_in, w_in, False, gated))
 
 
 @parametrize("name", FORMS)
@@ -340,6 +377,7 @@ def test_kernels_py_finds_a_wrong_form(factor, status, monkeypatch):
         return causal_conv_reference(x, weight, residual)
 
     monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
+    monkeypatch.setattr(kernels, "LIMITS", {torch.float32: 1e-5})
     if status != 0:
         monkeypatch.setattr(kernels, "triton", None)  # once is enough
     assert kernels.main() == status
