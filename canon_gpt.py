@@ -906,25 +906,6 @@ def decayed_products(q, k, g):
     # end of exercise
 
 
-def chunk_writes(k, fade_out, u):
-    """K_out^T u, the sum over a chunk of k u^T times the decay: (B, H, K, V).
-
-    k (B, H or 1, C, K); fade_out (B, H, C, K or 1); u (B, H, C, V). With one decay for all
-    channels, u can be faded in place of k. Then heads that share k are done in one product.
-    """
-    if fade_out.shape[-1] == 1:
-        return torch.einsum("bhck,bhcv->bhkv", k, fade_out * u)
-    return (fade_out * k).mT @ u
-
-
-def chunk_reads(q, fade_in, S):
-    """Q_in S: (B, H, C, V), for S (B, H, K, V). As in `chunk_writes`, with one decay for all
-    channels the product can be faded in place of q."""
-    if fade_in.shape[-1] == 1:
-        return fade_in * torch.einsum("bhck,bhkv->bhcv", q, S)
-    return (fade_in * q) @ S
-
-
 def into_chunks(x, N, C):
     """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. They leave
     S as it is: nothing is written, and a log decay of 0 fades nothing."""
@@ -940,6 +921,42 @@ def from_chunks(o, T, dtype):
     return o.flatten(1, 2)[:, :T].to(dtype)  # without the padding
 
 
+def chunked_with_shared_keys(q, k, v, log_decay, S, chunk):
+    """`chunked_linear_attention` on a CPU for heads that share queries and keys, as Mamba2's do.
+
+    With G_t = g_1 + .. + g_t, A is q k^T with the entry (t, s) times e^(G_t - G_s). So A V is
+    e^G (q k^T) (e^-G V): fade the values in place of a table per head, and one product does all
+    heads. In float32, e^-G would overflow. Float64 reaches e^709, enough for 64 steps counted from
+    their middle, if no decay counts as less than e^-20, which is 2e-9. (GPUs are slow in float64.)
+    """
+    B, T, H, V = v.shape
+    N = math.ceil(T / min(chunk, 64))
+    C = math.ceil(T / N)
+    q = into_chunks(q, N, C).squeeze(2)  # (N, B, C, K)
+    k = into_chunks(k, N, C).squeeze(2)
+    values = into_chunks(v, N, C).transpose(2, 3)  # (N, B, C, H, V)
+    g = into_chunks(log_decay[..., None], N, C)  # (N, B, H, C, 1)
+    fade_in = g.cumsum(-2).exp().transpose(2, 3)  # (N, B, C, H, 1)
+    fade_out = decay_until_end(g).exp().transpose(2, 3)
+    G = g.double().clamp(min=-20).cumsum(-2).transpose(2, 3)
+    G = G - (G[:, :, :1] + G[:, :, -1:]) / 2  # 0 in the middle
+
+    A = float32_product(q, k.mT).tril().double()  # (N, B, C, C), without the decays
+    faded = (values * (-G).exp()).flatten(-2)  # (N, B, C, H V)
+    from_chunk = (A @ faded).unflatten(-1, (H, V)) * G.exp()
+    written = (k.mT @ (values * fade_out).flatten(-2)).unflatten(-1, (H, V))  # (N, B, K, H, V)
+    if S is None:
+        S = v.new_zeros(B, H, k.shape[3], V)
+    S = at_least_float32(S).transpose(1, 2)  # (B, K, H, V)
+    before = []  # S before each chunk
+    for n in range(N):
+        before.append(S)
+        S = fade_in[n, :, -1:] * S + written[n]
+    from_before = (q @ torch.stack(before).flatten(-2)).unflatten(-1, (H, V)) * fade_in
+    o = (from_chunk + from_before).transpose(2, 3)  # (N, B, H, C, V)
+    return from_chunks(o, T, v.dtype), S.transpose(1, 2)
+
+
 def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, return_S=True):
     """`linear_recurrence` in chunks, for T >= 1: same arguments, and the same result up to
     rounding. Time and memory are linear in T.
@@ -948,11 +965,12 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     return_S  whether the last S is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and S stay in float32.
-    An exported model has as many chunks as its example, so torch.export must fix the length.
     """
-    T, out_dtype = v.shape[1], v.dtype
-    if torch.compiler.is_exporting() and isinstance(T, torch.SymInt):
-        raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
+    shared_keys = q.shape[2] == k.shape[2] == 1 and log_decay.dim() == 3 and beta is None
+    if shared_keys and v.device.type == "cpu" and v.dtype != torch.float64:
+        return chunked_with_shared_keys(q, k, v, log_decay, S, chunk)
+    B, T, H, V = v.shape
+    out_dtype = v.dtype
     if log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1)
     N = math.ceil(T / chunk)
@@ -984,7 +1002,6 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     fade_out = decay_until_end(g).exp()  # d_{t+1} .. d_C in row t
     whole_decay = fade_in[..., -1, :, None]  # d_1 .. d_C, (N, B, H, K or 1, 1)
     if S is None:
-        _, B, H, _, V = v.shape
         S = v.new_zeros(B, H, k.shape[4], V)
     S = at_least_float32(S)
     o = []
@@ -995,8 +1012,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
             U = U - float32_product(W[n], S)  # in float32, because an error would stay in S
             # end of exercise
         # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to what is after it
-        o.append(chunk_reads(q[n], fade_in[n], S) + A[n] @ U)
-        S = whole_decay[n] * S + chunk_writes(k[n], fade_out[n], U)
+        o.append((q[n] * fade_in[n]) @ S + A[n] @ U)
+        S = whole_decay[n] * S + (k[n] * fade_out[n]).mT @ U
         # end of exercise
     return from_chunks(torch.stack(o), T, out_dtype), S
 
@@ -1051,6 +1068,9 @@ class LinearMixer(Mixer):
         """o (B, T, H, V) of the recurrence. In a stream, state[self] is the matrix S."""
         T, K = k.shape[1], k.shape[3]
         V = v.shape[3]
+        # An exported model has as many chunks as its example.
+        if torch.compiler.is_exporting() and isinstance(T, torch.SymInt):
+            raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
         # Chunks of 32 are faster if K V is small, chunks of 64 if it is large (benchmarks/README.md
         # has the times). With the bracket, one chunk of up to 96 steps is as fast as several, and
         # compiles in a third of the time.

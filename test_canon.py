@@ -838,19 +838,14 @@ def test_chunks_equal_the_loop(kind, case):
         assert_same(what, got[name], want[name], atol=1e-10, rtol=1e-10)
 
 
-@parametrize("kind", KINDS)
-def test_a_recurrence_is_exported_for_one_length(kind):
-    class Chunks(torch.nn.Module):
-        def forward(self, *inputs):
-            return canon_gpt.chunked_linear_attention(*inputs, chunk=8)[0]
-
-    inputs = recurrence_inputs(kind, (2, 20, 2, 4, 3))
-    inputs = inputs[: 4 if inputs[4] is None else 5]
-    want, _ = linear_recurrence(*inputs)
-    assert_close(torch.export.export(Chunks(), tuple(inputs)).module()(*inputs), want)
-    any_length = {"dynamic_shapes": (({1: torch.export.Dim.DYNAMIC},) * len(inputs),)}
+@parametrize("mixer", LINEAR)
+def test_a_linear_mixer_is_exported_for_one_length(mixer):
+    model, tokens = small_model(mixer=mixer, block_size=99).eval(), some_tokens(2, 80)
+    exported = torch.export.export(model, (tokens,), strict=False).module()
+    assert_close(exported(tokens)[0], model(tokens)[0])
+    any_length = {1: torch.export.Dim.DYNAMIC}
     with pytest.raises(ValueError, match="for one length"):
-        torch.export.export(Chunks(), tuple(inputs), strict=False, **any_length)
+        torch.export.export(model, (tokens,), dynamic_shapes=(any_length,), strict=False)
 
 
 @parametrize("kind", KINDS)
