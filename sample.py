@@ -68,12 +68,15 @@ def task_and_config(about):
         raise Refused(f"{error}. The run was begun by: {about['command']}") from None
 
 
-def read_checkpoint(folder, model):
-    """Give the model the weights of the last checkpoint. Returns all that the checkpoint holds."""
+def read_checkpoint(folder, model, optimizer=None):
+    """Give the model the weights of the last checkpoint, and the optimizer, if any, its state.
+    Returns all that the checkpoint holds."""
     path = Path(folder, "ckpt.pt")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
         model.load_state_dict(saved["model"])
+        if optimizer is not None:
+            optimizer.load_state_dict(saved["optimizer"])
     except Exception as error:  # a damaged file fails in many ways
         first_line = str(error).partition("\n")[0]
         reason = f"{type(error).__name__}: {first_line}"

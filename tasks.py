@@ -1335,7 +1335,8 @@ class Text(Task):
         return None  # there are many ways to go on
 
     def encode(self, text):
-        return [1 + byte for byte in text.encode()]
+        # A command line hands over bytes that are not UTF-8 as surrogates. This restores them.
+        return [1 + byte for byte in text.encode(errors="surrogateescape")]
 
     def decode(self, tokens):
         return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")

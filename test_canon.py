@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import pickle
 import re
 import runpy
 import shlex
@@ -1763,6 +1764,11 @@ def test_the_usual_text_is_pythons_library():
             assert file.read_bytes() not in data
 
 
+def test_a_prompt_may_be_any_bytes():
+    typed = b"caf\xff".decode(errors="surrogateescape")  # as sys.argv has it
+    assert make_task("text").encode(typed) == [1 + byte for byte in b"caf\xff"]
+
+
 # ---- 4. train.py, sample.py ------------------------------------------------
 
 TINY = """--task copy --preset nano --N 8 --block-size 20 --device cpu --batch-size 8
@@ -2097,6 +2103,9 @@ def test_a_resumed_run_keeps_its_settings(refused):
 
 def test_damaged_files_are_refused(refused):
     train.main(tiny("--steps 20"))
+    whole = checkpoint("run")
+    torch.save({"model": whole["model"]}, "run/ckpt.pt")  # enough for sample.py
+    refused(["--resume", "run"], "run/ckpt.pt is missing, damaged", "'optimizer'")
     Path("run/ckpt.pt").write_bytes(Path("run/ckpt.pt").read_bytes()[:999])
     refused(["run"], "run/ckpt.pt is missing, damaged", main=sample.main)
     Path("run/config.json").write_text("{")
@@ -2160,7 +2169,47 @@ def test_a_fault_of_ones_own_keeps_its_traceback(workers, here):
         train.main(tiny(f"--steps 60 --workers {workers}"))
 
 
+def sgd(model, training):
+    return torch.optim.SGD(model.parameters(), training.lr, weight_decay=np.sqrt(0.01))
+
+
+@patch.dict(train.OPTIMIZERS, own=sgd)
+def test_a_checkpoint_that_nobody_could_read_is_not_saved(here):
+    """NumPy's numbers would be refused. The run ends at its first checkpoint, not its last."""
+    with pytest.raises(pickle.UnpicklingError, match="numpy"):
+        train.main(tiny("--steps 60 --optimizer own"))
+    assert not Path("run/ckpt.pt").exists()
+
+
+class AsksNothing(tasks.Copy):
+    def training_documents(self, rng, count):
+        return [Document(document.tokens) for document in self.documents(rng, count)]
+
+
+@patch.dict(tasks.TASKS, copy=AsksNothing)
+def test_a_batch_without_targets_has_a_loss_of_zero(here):
+    train.main(tiny("--steps 20"))
+    assert [line["loss"] for line in logged("run")[:-1]] == [0, 0]
+
+
+@parametrize("stream", ("stdout", "stderr"))
+def test_a_closed_stream_is_no_fault(stream, here, monkeypatch):
+    """As after `>&-` in a shell."""
+    monkeypatch.setattr(sys, stream, None)
+    train.main(tiny("--steps 20"))
+    train.main(["--resume", "run"])
+    assert logged("run")[-1]["final"]
+
+
 # -- Processes
+
+
+@parametrize("name", ("RANK", "WORLD_SIZE"))
+def test_one_variable_of_torchruns_is_not_enough(name, monkeypatch):
+    monkeypatch.setenv(name, "3")
+    names = runpy.run_path(HERE / "train.py")
+    assert (names["RANK"], names["WORLD"]) == (0, 1)
+
 
 ENDLESS = "--steps 1000000 --eval-every 20"
 

@@ -57,9 +57,9 @@ from kernels import gpu_has_bfloat16, relative_error
 from sample import answered, read_checkpoint, read_config, task_and_config
 from tasks import ALIASES, TASKS, device_of, make_task, score_text, wrapped
 
-# torchrun starts several processes and sets both variables. Without it, there is one process.
-RANK = int(os.environ.get("RANK", 0))  # the number of this process, from 0
-WORLD = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1  # how many there are
+RANK, WORLD = 0, 1  # the number of this process, from 0, and how many there are
+if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and sets both
+    RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 # ---- 1. Settings -----------------------------------------------------------
@@ -155,10 +155,11 @@ class Batches:
         """The batch of step `number + 1`, because steps are counted from 1. NumPy arrays:
 
         tokens and loss_mask  (rows, block_size + 1)
-        target_count          how many targets the whole batch has, over all processes
+        target_count          how many targets the whole batch has, over all processes; 1 if none
         """
         tokens, loss_mask = self.task.batch(self.seed, number, self.batch_size)
-        target_count = loss_mask[:, 1:].sum()  # nothing predicts the first token
+        # Nothing predicts the first token. Without any target the loss is 0 / 1, not 0 / 0.
+        target_count = max(1, loss_mask[:, 1:].sum())
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
 
 
@@ -520,10 +521,9 @@ def announce(model, training, run, compiled, steps_done):
     print(run.out)
     print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
     print(f"  {training.steps:,} steps of {windows}")
-    print(f"  {run.device}, {training.dtype}, {compilation}")
     if steps_done > 0:
         print(f"  goes on after step {steps_done:,}")
-    sys.stdout.flush()
+    print(f"  {run.device}, {training.dtype}, {compilation}", flush=True)
 
 
 def write_log(out, lines, mode):
@@ -546,6 +546,8 @@ def save(out, model, optimizer, so_far):
         return
     fresh = Path(out, "ckpt.pt.new")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **so_far}, fresh)
+    # Fail now if `restore` could not read what your optimizer keeps, such as NumPy's numbers.
+    torch.load(fresh, map_location="meta", weights_only=True)  # without the tensors' numbers
     os.replace(fresh, Path(out, "ckpt.pt"))
 
 
@@ -554,8 +556,7 @@ def restore(out, model, optimizer):
     `so_far` of `train`. Raises Refused if the checkpoint is damaged."""
     if not Path(out, "ckpt.pt").exists():
         return {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
-    saved = read_checkpoint(out, model)
-    optimizer.load_state_dict(saved["optimizer"])
+    saved = read_checkpoint(out, model, optimizer)
     return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
 
 
