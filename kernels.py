@@ -186,8 +186,8 @@ def causal_conv_pytorch(x, weight, residual=True):
 #     y_{t+1}                  w_3       w_2       w_1       w_0
 #     y_{t+2}                            w_3       w_2       w_1       w_0
 #
-# It asks for all rows before it uses the first, so that it waits for memory once. On an H100 this
-# takes as long as a copy of x.
+# It asks for all rows before it uses the first, so that it waits for memory once. On an H100, this
+# took as long as a copy of x.
 #
 # A program has WARPS warps, groups of 32 threads. Each warp takes ROWS tokens, right below those of
 # the warp before, and COLS channels, four a thread. The tokens of a program are a *segment* of the
