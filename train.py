@@ -406,9 +406,9 @@ def train(task, training, run, model, fast_model, optimizer, autocast, so_far):
 
             # 6. Save a checkpoint after each evaluation.
             if score_now:
-                so_far["step"] = step
-                so_far["seconds"] = time.perf_counter() - began
-                save(run.out, model, optimizer, so_far)
+                reached = {"step": step, "seconds": time.perf_counter() - began}
+                save(run.out, model, optimizer, so_far | reached)
+                so_far.update(reached)  # only now, for a Ctrl-C that comes while it saves
 
     # What the run cost, and one instance with the model's answers.
     seconds, scoring_seconds = so_far["seconds"], so_far["scoring_seconds"]

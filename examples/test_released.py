@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from canon_gpt import MIXERS, POSITIONS, State, rotary_angles, rotate
+from canon_gpt import MIXERS, POSITIONS, State
 
 with patch.dict(MIXERS), patch.dict(POSITIONS):  # other tests try all that these tables have
     import released
@@ -141,46 +141,7 @@ def test_a_released_model_computes_what_it_should(name, tmp_path):
     assert error(small, expected) < 0.05
 
 
-# ---- What one would guess wrong, and what is refused ------------------------
-
-point_b = released.PointB.forward
-
-
-def turn_halves(self, x, start):
-    angles = rotary_angles(torch.arange(start, start + x.shape[1]), self.n_turned, self.theta)
-    return rotate(x, angles.cos(), angles.sin())
-
-
-def canon_before_norm(self, x, state=None):
-    q, k, v = self.canon(x, state).split(self.widths, dim=-1)
-    x = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-1)
-    return x.unflatten(-1, (-1, self.head_width))[:, :, self.order].flatten(2)
-
-
-def norm_per_head(self, x, state=None):
-    """With each head normed before, the norm of all of them only applies its weights."""
-    q, k, v = x.split(self.widths, dim=-1)
-    q = norm(q.unflatten(-1, (-1, self.head_width)), 1).flatten(2)
-    k = norm(k.unflatten(-1, (-1, self.head_width)), 1).flatten(2)
-    return point_b(self, torch.cat([q, k, v], dim=-1), state)
-
-
-GUESSES = {  # what is replaced, and how far off the logits then are, at least
-    "rotary turns halves": (released.LlamaRotary, "turn", turn_halves, 0.3),
-    "Canon-B before QK-norm": (released.PointB, "forward", canon_before_norm, 0.1),
-    "QK-norm per head": (released.PointB, "forward", norm_per_head, 0.05),
-    "epsilon 1e-6": (released.LlamaNorm, "eps", 1e-6, 1e-6),
-}
-
-
-@pytest.mark.parametrize("name", GUESSES)
-@torch.no_grad()
-def test_a_wrong_guess_does_not_pass(name, tmp_path, monkeypatch):
-    expected = reference(MODELS["1B"], make_release(tmp_path, MODELS["1B"]), TOKENS)
-    replaced, attribute, guess, at_least = GUESSES[name]
-    monkeypatch.setattr(replaced, attribute, guess)
-    assert error(released.load(tmp_path, dtype=torch.float64), expected) > at_least
-
+# ---- What is refused -------------------------------------------------------
 
 REFUSED = [  # settings, weights that are added, and a part of the line
     ({"norm_eps": 1e-6}, [], "norm_eps = 1e-06: allowed: 1e-05"),

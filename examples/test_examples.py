@@ -1,0 +1,130 @@
+"""The examples run, and the layer in README.md is that of llama.py."""
+
+import contextlib
+import importlib
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import canon_gpt
+import kernels
+import plot
+import pytest
+import sample
+import tasks
+import torch
+from torch.testing import assert_close
+
+HERE = Path(__file__).parent
+
+COPY_8 = "--task copy --N 8 --block-size 17"
+EXAMPLES = [  # the file and its flags
+    ("retention", f"{COPY_8} --mixer retention"),
+    ("gated", f"{COPY_8} --canon-type gated"),
+    ("reverse", "--task reverse"),
+    ("longer", "--task longer"),
+]
+
+
+@contextlib.contextmanager
+def fresh_tables():
+    """What a program adds to the tables is gone after it, as if it had been another process."""
+    with patch.dict(canon_gpt.CANONS), patch.dict(canon_gpt.MIXERS), patch.dict(tasks.TASKS):
+        yield
+
+
+@pytest.mark.parametrize("name, flags", EXAMPLES)
+def test_own_things_are_trained_drawn_and_shown(name, flags, tmp_path, monkeypatch, capsys):
+    usual = "--canon abcd --preset nano --steps 2 --device cpu --no-compile --eval-size 4"
+    words = [*flags.split(), *usual.split(), "--out", "out/own"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    with fresh_tables():
+        runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+    with fresh_tables():
+        importlib.import_module(f"examples.{name}")
+        sample.main(["out/own", "--count", "1"])
+        assert "\n<bos>" in capsys.readouterr().out
+        plot.main(["out/own"])
+        if name != "retention":  # it has no attention
+            plot.main(["--inside", "out/own"])
+            assert Path("out/own_inside.png").exists()
+
+
+# ---- llama.py --------------------------------------------------------------
+
+
+def test_the_layer_in_readme():
+    """It is that of llama.py, word for word. examples/README.md adds a method, `step`."""
+    text = (HERE.parent / "README.md").read_text()
+    (layer,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert layer.split("import torch\n")[1] in (HERE / "llama.py").read_text()
+    text = (HERE / "README.md").read_text()
+    (step,) = re.findall(r"^    def step.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(layer + step, names)
+    x, canon = torch.randn(2, 9, 6), names["Canon"](6)
+    tail, outputs = torch.zeros(2, 3, 6), []
+    for piece in x.split((1, 5, 3), dim=1):
+        y, tail = canon.step(piece, tail)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, dim=1), canon(x))
+    assert canon.weight.shape == (4, 6) and canon.weight.abs().max() <= 0.5
+    assert_close(canon(x), kernels.causal_conv(x, canon.weight))
+    assert canon(x.bfloat16()).dtype == torch.bfloat16
+
+
+def fake_llama(width):
+    """The parts of Hugging Face's Llama that llama.py changes, with its names."""
+    linear, modules = torch.nn.Linear, torch.nn.ModuleDict
+    layer = modules({
+        "input_layernorm": torch.nn.RMSNorm(width),
+        "self_attn": modules({
+            "q_proj": linear(width, width),
+            "k_proj": linear(width, width // 2),
+            "v_proj": linear(width, width // 2),
+        }),
+        "post_attention_layernorm": torch.nn.RMSNorm(width),
+        "mlp": modules({
+            "gate_proj": linear(width, 2 * width),
+            "up_proj": linear(width, 2 * width),
+        }),
+    })  # fmt: skip
+    model = modules({"model": modules({"layers": torch.nn.ModuleList([layer])})})
+    model.config = SimpleNamespace(hidden_size=width, use_cache=True)
+    model.generation_config = SimpleNamespace(use_cache=True)
+    return model
+
+
+WRAPPED = [
+    ("a", {"input_layernorm"}),
+    ("b", {"q_proj", "k_proj", "v_proj"}),
+    ("c", {"post_attention_layernorm"}),
+    ("d", {"gate_proj", "up_proj"}),
+]
+
+
+@pytest.mark.parametrize("points, modules", WRAPPED)
+def test_canon_in_a_llama(points, modules, monkeypatch):
+    package = SimpleNamespace(LlamaConfig=None, LlamaForCausalLM=None)
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    llama = SimpleNamespace(**runpy.run_path(str(HERE / "llama.py")))
+    model = fake_llama(width=6)
+    llama.add_canon(model, points)
+    assert not model.config.use_cache and not model.generation_config.use_cache
+    wrapped = set()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Sequential):
+            inside, canon = module
+            assert canon.weight.shape == (4, inside.weight.shape[0])  # on its output
+            wrapped.add(name.split(".")[-1])
+    assert wrapped == modules
+
+    undecayed, decayed = llama.weight_groups(model, weight_decay=0.1)
+    assert undecayed["weight_decay"] == 0 and decayed["weight_decay"] == 0.1
+    matrices = {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    assert {*decayed["params"]} == matrices
+    assert {*undecayed["params"]} == {*model.parameters()} - matrices
