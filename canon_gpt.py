@@ -924,10 +924,11 @@ def from_chunks(o, T, dtype):
 def chunked_with_shared_keys(q, k, v, log_decay, S, chunk):
     """`chunked_linear_attention` on a CPU for heads that share queries and keys, as Mamba2's do.
 
-    With G_t = g_1 + .. + g_t, A is q k^T with the entry (t, s) times e^(G_t - G_s). So A V is
-    e^G (q k^T) (e^-G V): fade the values in place of a table per head, and one product does all
-    heads. In float32, e^-G would overflow. Float64 reaches e^709, enough for 64 steps counted from
-    their middle, if no decay counts as less than e^-20, which is 2e-9. (GPUs are slow in float64.)
+    With G_t = g_1 + .. + g_t, a head's A is q k^T with the entry (t, s) times e^(G_t - G_s). So
+    A V is e^G (q k^T) (e^-G V): instead of a table of decays per head, this fades the values, and
+    then one product does all heads. In float32 e^-G would overflow. Float64 reaches e^709, which is
+    enough for 64 steps, counted from their middle, if no decay counts as less than e^-20 (2e-9).
+    (Most GPUs are slow in float64, so they use the tables.)
     """
     B, T, H, V = v.shape
     N = math.ceil(T / min(chunk, 64))
@@ -967,7 +968,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     Under autocast the large products run in its dtype; A, L, decays and S stay in float32.
     """
     shared_keys = q.shape[2] == k.shape[2] == 1 and log_decay.dim() == 3 and beta is None
-    if shared_keys and v.device.type == "cpu" and v.dtype != torch.float64:
+    if shared_keys and v.device.type == "cpu" and v.dtype != torch.float64:  # Mamba2
         return chunked_with_shared_keys(q, k, v, log_decay, S, chunk)
     B, T, H, V = v.shape
     out_dtype = v.dtype

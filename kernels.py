@@ -73,8 +73,8 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
 # PyTorch runs one operation at a time, and each operation writes a whole new tensor. For each shift
-# the definition writes three: a shifted copy, a product and a sum. So does its backward pass. The
-# form below adds each shift to the result in place, and its derivative is written by hand.
+# the definition writes two, a product and a sum, and its backward pass more. The form below adds
+# each shift to the result in place, and its derivative is written by hand.
 #
 # The derivative of a convolution is a convolution. Token s is an input of y_s, y_{s+1}, y_{s+2} and
 # y_{s+3}, with the weights w_0, w_1, w_2 and w_3. Let dy be the gradient of the loss with respect
@@ -86,12 +86,12 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 # The residual needs no pass of its own: h_t + w_0 * h_t is (1 + w_0) * h_t.
 #
 # torch.compile makes one loop out of many operations, and this loop writes nothing but its result.
-# So compiled code may shift its input as often as it likes (`shift`), and works out of place.
+# So in compiled code a shifted copy costs nothing, because it is never written.
 
 
 def shift(x, i):
-    """x (B, T, D), i tokens later, or earlier if i is negative; zeros fill up. For compiled code."""
-    return F.pad(x, (0, 0, i, -i))  # counted from the last dim: the channels stay, time moves
+    """x (B, T, D) moved i tokens down, or up if i is negative, with zeros in the free rows."""
+    return F.pad(x, (0, 0, i, -i))  # adds i rows before the first, and takes i from the end
 
 
 def look_back(x, weight):
@@ -144,7 +144,7 @@ class PyTorchConvolution(torch.autograd.Function):
         for i in range(len(weight)):
             # sum_s dy_{s+i} * x_s
             if torch.compiler.is_compiling():
-                products = shift(dy, -i) * x  # all of one shape, so one loop does all
+                products = shift(dy, -i) * x  # of one shape for all i, so one loop does all
             else:
                 products = dy[:, i:] * x[:, : T - i]
             rows.append(products.sum(dim=1).sum(dim=0))  # (B, D), then (D,)

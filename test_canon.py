@@ -192,7 +192,8 @@ def test_the_kernels_with_a_gate_equal_the_definition_in_float64(dtype):
 
 
 PLAIN_MLPS = [{}, dict(canon_residual=False)]
-OTHER_MLPS = [dict(canon_silu=True), dict(canon_kernel=7), dict(mlp="swiglu-relu2"), dict(mlp="silu")]
+OTHER_MLPS = [dict(canon_silu=True), dict(canon_kernel=7)]
+OTHER_MLPS += [dict(mlp="swiglu-relu2"), dict(mlp="silu")]
 
 
 @needs_triton
