@@ -39,7 +39,7 @@ def fresh_tables():
 @pytest.mark.parametrize("name, flags", EXAMPLES)
 def test_own_things_are_trained_drawn_and_shown(name, flags, tmp_path, monkeypatch, capsys):
     usual = "--canon abcd --preset nano --steps 2 --device cpu --no-compile --eval-size 4"
-    words = [*flags.split(), *usual.split(), "--out", "out/own"]
+    words = f"{flags} {usual} --out out/own".split()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
     with fresh_tables():
