@@ -368,6 +368,12 @@ def test_convolution_refuses_shapes_that_do_not_fit():
             causal_conv(x, **bad)
 
 
+def test_kernels_py_is_imported_without_the_compiler():
+    """It would take half of the time that our programs need to start."""
+    check = "import sys, kernels; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], cwd=HERE).returncode == 0
+
+
 def test_where_triton_fails_it_is_not_used():
     with patch.object(kernels, "forward_op", side_effect=RuntimeError("no C compiler")):
         assert not kernels.triton_works.__wrapped__(DEVICE)  # past the cache
