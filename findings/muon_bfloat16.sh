@@ -15,7 +15,7 @@
 #   nesterov=True,  float32:  length 0.0005 after a step, turns at step 2
 #   nesterov=True,  bfloat16: length 0.0005 after a step, turns at step 2
 #   nesterov=False, float32:  length 0.0005 after a step, turns at step 2
-#   nesterov=False, bfloat16: length 1.0017 after a step, never turns
+#   nesterov=False, bfloat16: length 1.0000 after a step, never turns
 #
 # Ends with status 0 if this is still so, and with an error if not.
 
