@@ -671,7 +671,7 @@ class CanonGPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
-        """Continue tokens (B, T): returns (B, up to T + max_new_tokens) int64.
+        """Continue tokens (B, T), without padding: (B, up to T + max_new_tokens) int64.
 
         temperature  0 takes the likeliest token; above 0, tokens are drawn from
                      softmax(logits / temperature), without top-k
