@@ -27,6 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_g
 from canon_gpt import CanonGPT, Config, NoCanon, relu2
 from kernels import relative_error
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+import released
+
 # ---- 1. His code, and what stands in for packages --------------------------
 #
 # His models need old versions of other packages, and some that run on CUDA only. Stand-ins take
@@ -408,7 +411,14 @@ VARIANTS = {  # {row: what differs from Config's defaults}
     "GDN without short convolution": {"mixer": "gdn", "short_conv": False},
 }
 
-# The two functions below yield rows: what is compared, what was found, and whether it is equal.
+RELEASES = {  # his recipes for Llamas of 1, 3 and 8 billion parameters, at small widths
+    "LlamaCanon-1B": dict(num_attention_heads=4, rope_dim=4, qk_norm=True),
+    "LlamaCanon-3B": dict(num_attention_heads=2, rope_dim=8, qk_norm=True),
+    "LlamaCanon-8B": dict(num_attention_heads=4, num_key_value_heads=2, rope_dim=4),
+}
+
+# The three `compare_` functions below yield rows: what is compared, what was found, and whether it
+# is equal.
 
 
 def compare_models(path):
@@ -426,6 +436,37 @@ def compare_models(path):
         logits, gradients = np.max(found, axis=0)
         text = f"logits {logits:.0e}, gradients {gradients:.0e}"
         yield name, text, logits < 1e-11 and gradients < 1e-11
+
+
+@patch.object(torch, "float32", torch.float64)
+@patch.object(torch.Tensor, "float", torch.Tensor.double)
+def release_difference(path, recipe):
+    """Of logits, his weights in our model, as examples/released.py puts them there."""
+    settings = dict(vocab_size=50, hidden_size=64, intermediate_size=256, num_hidden_layers=2)
+    settings |= dict(rms_norm_eps=1e-5, rope_theta=100000.0, max_position_embeddings=70)
+    settings |= dict(canon_set="ABCD", rope_version="lingua") | recipe
+    # His loading adds these two.
+    settings["head_dim"] = 64 // recipe["num_attention_heads"]
+    settings["partial_rotary_factor"] = recipe["rope_dim"] / settings["head_dim"]
+    torch.manual_seed(0)
+    code = load(path / "huggingface" / "modeling_llama_canon.py")
+    his = code.LlamaCanonForCausalLM(code.LlamaCanonConfig(**settings))
+    for module in his.modules():
+        if hasattr(module, "use_fast_conv1d"):
+            module.use_fast_conv1d = False  # his nn.Conv1d in place of a CUDA kernel
+    for parameter in his.parameters():  # initially, all norms are 1
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    weights = {name: parameter.data for name, parameter in his.named_parameters()}
+    converted = released.in_lingua(settings, weights)
+    ours = released.make_model(*converted, torch.float64, "cpu")
+    tokens = torch.randint(50, (2, 70))
+    return relative_error(ours(tokens)[0], his(tokens, use_cache=False)[0])
+
+
+def compare_releases(path):
+    for name, recipe in RELEASES.items():
+        error = release_difference(path, recipe)
+        yield name, f"logits {error:.0e}", error < 1e-11
 
 
 LIMIT = 2.3  # of `distance`
@@ -482,6 +523,7 @@ def main(argv=None):
     torch.set_default_dtype(torch.float64)
     comparisons = {
         "Models with the same weights: the largest relative differences": compare_models(path),
+        "The released Llamas at small widths, his weights in ours": compare_releases(path),
         "Initial weights": compare_starts(path),
     }
     failed = 0
