@@ -30,7 +30,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import causal_conv, causal_conv_gated, fits_triton
+from kernels import causal_conv, causal_conv_gated, fits_triton, is_exporting
 
 # ---- 1. Configuration ------------------------------------------------------
 #
@@ -1070,7 +1070,7 @@ class LinearMixer(Mixer):
         T, K = k.shape[1], k.shape[3]
         V = v.shape[3]
         # An exported model has as many chunks as its example.
-        if torch.compiler.is_exporting() and isinstance(T, torch.SymInt):
+        if is_exporting() and isinstance(T, torch.SymInt):
             raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
         # Chunks of 32 are faster if K V is small, chunks of 64 if it is large (benchmarks/README.md
         # has the times). With the bracket, one chunk of up to 96 steps is as fast as several, and

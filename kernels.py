@@ -190,8 +190,9 @@ def causal_conv_pytorch(x, weight, residual=True):
 # took as long as a copy of x.
 #
 # A program has WARPS warps, groups of 32 threads. Each warp takes ROWS tokens, right below those of
-# the warp before, and COLS channels, four a thread. The tokens of a program are a *segment* of the
-# sequence, its channels a *strip*. Only the three rows above a warp's own are loaded by two warps.
+# the warp before, and COLS channels, two or four a thread. The tokens of a program are a *segment*
+# of the sequence, its channels a *strip*. Only the three rows above a warp's own are loaded by two
+# warps.
 #
 # A variable of a Triton kernel holds a whole block of numbers. Here a block is (WARPS, COLS): one
 # row of each warp. All of a warp's rows are a tuple of blocks. A loop over tl.static_range is
@@ -207,10 +208,7 @@ def causal_conv_pytorch(x, weight, residual=True):
 MAX_KERNEL = 4  # the paper's largest; PyTorch's form takes any
 
 if triton is not None:
-    # A Triton kernel sees only those globals that are constexpr. Another GPU may be faster with
-    # other numbers. WARPS is a power of two, and so is COLS, which `forward_op` and `backward_op`
-    # choose.
-    WARPS = tl.constexpr(4)  # of a program
+    # A Triton kernel sees only those globals that are constexpr.
     ROWS = tl.constexpr(8)  # tokens that a warp computes from registers at a time
     STEPS = tl.constexpr(4)  # times ROWS tokens, what a warp takes in the backward kernel
 
@@ -218,6 +216,7 @@ if triton is not None:
     def place(
         T,
         D: tl.constexpr,  # for each value of a constexpr, Triton compiles a kernel of its own
+        WARPS: tl.constexpr,
         COLS: tl.constexpr,
         TOKENS: tl.constexpr,  # of a warp
     ):
@@ -243,7 +242,14 @@ if triton is not None:
     # (1, COLS) tells which columns exist, and `D` is how far the next row is.
 
     @triton.jit
-    def load_weight(ptr, D: tl.constexpr, exists, KERNEL: tl.constexpr, RESIDUAL: tl.constexpr):
+    def load_weight(
+        ptr,
+        D: tl.constexpr,
+        exists,
+        WARPS: tl.constexpr,
+        KERNEL: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+    ):
         """w_0, w_1, .. as a tuple of blocks (WARPS, COLS) in float32, with the residual in w_0."""
         ptr = tl.broadcast_to(ptr, (WARPS, ptr.shape[1]))  # the same weights in each warp
         w = ()
@@ -301,14 +307,15 @@ if triton is not None:
         D: tl.constexpr,
         KERNEL: tl.constexpr,
         RESIDUAL: tl.constexpr,
+        WARPS: tl.constexpr,
         COLS: tl.constexpr,
     ):
         """Write y."""
-        segment, sequence, t, column = place(T, D, COLS, TOKENS=ROWS)
+        segment, sequence, t, column = place(T, D, WARPS, COLS, TOKENS=ROWS)
         exists = column < D
         x_ptr += sequence * T * D + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
-        w = load_weight(w_ptr + column, D, exists, KERNEL, RESIDUAL)
+        w = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
         # exercise 12
         above: tl.constexpr = KERNEL - 1  # how many rows above the warp's own
         x = load_rows(x_ptr, D, exists, t - above, T, COUNT=above + ROWS)
@@ -346,16 +353,17 @@ if triton is not None:
         D: tl.constexpr,
         KERNEL: tl.constexpr,
         RESIDUAL: tl.constexpr,
+        WARPS: tl.constexpr,
         COLS: tl.constexpr,
     ):
         """Write dx, and what each segment adds to dw."""
-        segment, sequence, t, column = place(T, D, COLS, TOKENS=STEPS * ROWS)
+        segment, sequence, t, column = place(T, D, WARPS, COLS, TOKENS=STEPS * ROWS)
         exists = column < D
         x_ptr += sequence * T * D + column
         dy_ptr += sequence * T * D + column
         dx_ptr += sequence * T * D + column
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
-        w = load_weight(w_ptr + column, D, exists, KERNEL, RESIDUAL)
+        w = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
         # exercise 13
         below: tl.constexpr = KERNEL - 1  # how many rows below the warp's own
         dw = (tl.zeros_like(w[0]),) * KERNEL
@@ -380,7 +388,6 @@ if triton is not None:
     #
     # From there on, each half goes like `backward_kernel`, with d_gate or d_up in dy's place. These
     # are needed in the three rows below as well, so x is loaded with three rows above and below.
-    # Two halves take twice the registers, which is why a warp has only half the columns.
 
     @triton.jit
     def gated_forward_kernel(
@@ -391,17 +398,18 @@ if triton is not None:
         D: tl.constexpr,
         KERNEL: tl.constexpr,
         RESIDUAL: tl.constexpr,
+        WARPS: tl.constexpr,
         COLS: tl.constexpr,
     ):
         """Write silu(gate) * up."""
         H: tl.constexpr = D // 2
-        segment, sequence, t, column = place(T, H, COLS, TOKENS=ROWS)
+        segment, sequence, t, column = place(T, H, WARPS, COLS, TOKENS=ROWS)
         exists = column < H
         x_ptr += sequence * T * D + column
         y_ptr += sequence * T * H + column
         w_ptr += column
-        w_gate = load_weight(w_ptr, D, exists, KERNEL, RESIDUAL)
-        w_up = load_weight(w_ptr + H, D, exists, KERNEL, RESIDUAL)
+        w_gate = load_weight(w_ptr, D, exists, WARPS, KERNEL, RESIDUAL)
+        w_up = load_weight(w_ptr + H, D, exists, WARPS, KERNEL, RESIDUAL)
         above: tl.constexpr = KERNEL - 1
         x_gate = load_rows(x_ptr, D, exists, t - above, T, COUNT=above + ROWS)
         x_up = load_rows(x_ptr + H, D, exists, t - above, T, COUNT=above + ROWS)
@@ -423,19 +431,20 @@ if triton is not None:
         D: tl.constexpr,
         KERNEL: tl.constexpr,
         RESIDUAL: tl.constexpr,
+        WARPS: tl.constexpr,
         COLS: tl.constexpr,
     ):
         """Write dx, and what each segment adds to dw."""
         H: tl.constexpr = D // 2
-        segment, sequence, t, column = place(T, H, COLS, TOKENS=STEPS * ROWS)
+        segment, sequence, t, column = place(T, H, WARPS, COLS, TOKENS=STEPS * ROWS)
         exists = column < H
         x_ptr += sequence * T * D + column
         dy_ptr += sequence * T * H + column
         dx_ptr += sequence * T * D + column
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
         w_ptr += column
-        w_gate = load_weight(w_ptr, D, exists, KERNEL, RESIDUAL)
-        w_up = load_weight(w_ptr + H, D, exists, KERNEL, RESIDUAL)
+        w_gate = load_weight(w_ptr, D, exists, WARPS, KERNEL, RESIDUAL)
+        w_up = load_weight(w_ptr + H, D, exists, WARPS, KERNEL, RESIDUAL)
         above: tl.constexpr = KERNEL - 1
         below: tl.constexpr = KERNEL - 1
         all_rows: tl.constexpr = above + ROWS + below
@@ -465,13 +474,19 @@ if triton is not None:
         store_dw(dw_ptr + H, D, exists, dw_up)
 
 
-def launch(triton_kernel, COLS, segments, x, weight, y, *others, residual):
+# (WARPS, COLS) of each kernel, powers of two. On an H200, these were the fastest of those tried;
+# another GPU may prefer others.
+FORWARD_TILE, BACKWARD_TILE = (4, 128), (8, 64)
+GATED_FORWARD_TILE, GATED_BACKWARD_TILE = (4, 64), (4, 64)  # two halves take twice the registers
+
+
+def launch(triton_kernel, tile, tokens, x, weight, y, *others, residual):
     """Run a Triton kernel on x (B, T, D), weight (kernel, D), y or its gradient, and the others
-    that it takes. Each sequence is cut into `segments`.
+    that it takes. A warp takes so many `tokens`.
     """
     B, T, D = x.shape
-    strips = triton.cdiv(y.shape[2], COLS)
-    programs = B * segments * strips
+    WARPS, COLS = tile
+    programs = B * triton.cdiv(T, WARPS * tokens) * triton.cdiv(y.shape[2], COLS)
     with torch.cuda.device_of(x):  # Triton uses the current device, which may be another
         triton_kernel[(programs,)](  # Triton's notation: run this many programs
             x.contiguous(),
@@ -482,8 +497,9 @@ def launch(triton_kernel, COLS, segments, x, weight, y, *others, residual):
             D=D,
             KERNEL=len(weight),
             RESIDUAL=residual,
+            WARPS=WARPS,
             COLS=COLS,
-            num_warps=WARPS.value,  # this and the next are Triton's own
+            num_warps=WARPS,  # this and the next are Triton's own
             enable_fp_fusion=True,  # a product and a sum in one instruction
         )
 
@@ -499,9 +515,9 @@ def forward_op(
 ) -> torch.Tensor:
     """y"""
     y = forward_op_fake(x, weight, residual, gated)
-    triton_kernel, COLS = (gated_forward_kernel, 64) if gated else (forward_kernel, 128)
-    segments = triton.cdiv(x.shape[1], WARPS.value * ROWS.value)
-    launch(triton_kernel, COLS, segments, x, weight, y, residual=residual)
+    triton_kernel = gated_forward_kernel if gated else forward_kernel
+    tile = GATED_FORWARD_TILE if gated else FORWARD_TILE
+    launch(triton_kernel, tile, ROWS.value, x, weight, y, residual=residual)
     return y
 
 
@@ -517,16 +533,18 @@ def backward_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dx, and what each segment adds to dw (B, segments, kernel, D)"""
     dx, dw_parts = backward_op_fake(dy, x, weight, residual, gated)
-    triton_kernel, COLS = (gated_backward_kernel, 64) if gated else (backward_kernel, 128)
-    segments = dw_parts.shape[1]
-    launch(triton_kernel, COLS, segments, x, weight, dy, dx, dw_parts, residual=residual)
+    triton_kernel = gated_backward_kernel if gated else backward_kernel
+    tile = GATED_BACKWARD_TILE if gated else BACKWARD_TILE
+    tokens = STEPS.value * ROWS.value
+    launch(triton_kernel, tile, tokens, x, weight, dy, dx, dw_parts, residual=residual)
     return dx, dw_parts
 
 
 @backward_op.register_fake
 def backward_op_fake(dy, x, weight, residual, gated):
     B, T, D = x.shape
-    segments = triton.cdiv(T, WARPS.value * ROWS.value * STEPS.value)
+    WARPS, _ = GATED_BACKWARD_TILE if gated else BACKWARD_TILE
+    segments = triton.cdiv(T, WARPS * STEPS.value * ROWS.value)
     return x.new_empty(B, T, D), x.new_empty(B, segments, *weight.shape, dtype=torch.float32)
 
 
@@ -588,11 +606,16 @@ def fits_triton(x, weight):
     return torch.compiler.is_compiling() or triton_works(x.device)  # the compiler needs Triton, too
 
 
+def is_exporting():
+    """Whether torch.export is at work. Until torch 2.12, code that torch.compile compiles is told
+    that it is being exported, too (pytorch/torch/_dynamo/variables/torch.py)."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def must_be_plain(x):
     """Whether x takes only the definition's operations. Some exporters silently lose what a
     function writes in place, and so do tensors that are spread over devices (DTensor)."""
-    exporting = torch.jit.is_tracing() or torch.compiler.is_exporting()
-    return exporting or type(x) is not torch.Tensor
+    return torch.jit.is_tracing() or is_exporting() or type(x) is not torch.Tensor
 
 
 def check_shapes(x, weight, tail):
@@ -701,7 +724,7 @@ def main():
         forms[name] = causal_conv_triton
         forms[f"{name}, gated"] = causal_conv_gated_triton
     print(f"the largest relative error of y, dx and dw against float64, on {device}")
-    shape = (2, 150, 130)  # several segments and strips
+    shape = (2, 270, 130)  # several segments and strips
     status = 0
     for name, conv in forms.items():
         definition = gated_reference if name.endswith("gated") else causal_conv_reference

@@ -100,7 +100,7 @@ PYTORCH, TRITON = "causal_conv_pytorch", "causal_conv_triton"
 GATED = "causal_conv_gated_triton"
 FORMS = ["causal_conv_reference", "causal_conv", PYTORCH, pytest.param(TRITON, marks=needs_triton)]
 SMALL = [(1, 1, 2), (2, 2, 40), (2, 33, 6)]  # two have fewer tokens than the kernel
-LARGE = (2, 130, 130)  # in Triton's kernels five segments forward, two backward, and two strips
+LARGE = (2, 260, 130)  # several segments and strips in each of Triton's kernels
 # The largest error of a rounding: half a unit in the last place on hardware, and a whole one in
 # Triton's interpreter. Sums are in float32.
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -309,6 +309,13 @@ def test_an_exported_convolution_is_right_at_any_length(export):
     file = export(layer, torch.randn(2, 9, 6))
     for T in (1, 2, 9, 20):
         assert_same(f"{T} tokens", file(x[:, :T]), layer(x[:, :T]))
+
+
+def test_compiled_code_is_not_taken_for_exported(monkeypatch):
+    """On a GPU, the definition takes five times as long as the kernels."""
+    monkeypatch.setattr(kernels, "causal_conv_reference", None)
+    compiled = torch.compile(causal_conv, fullgraph=True, backend="eager")
+    compiled(torch.randn(1, 5, 2), torch.randn(4, 2))
 
 
 @parametrize("name", ("causal_conv_reference", PYTORCH, pytest.param(TRITON, marks=needs_triton)))
