@@ -285,15 +285,27 @@ class Rotary(Positions):
     def __init__(self, config):
         super().__init__(config)
         config.check_width(config.n_head * 2 * self.divisor)  # channels are turned in pairs
-        K = config.d_model // config.n_head
-        self.n_turned = K // self.divisor  # channels of a head
+        self.block_size = config.block_size
+        self.n_turned = config.d_model // config.n_head // self.divisor  # channels of a head
+        self.make_tables(device=None)
+
+    def make_tables(self, device):
+        # As buffers they move with the model. (If `turn` computed them, torch.compile would do so
+        # again for each number of q and k.) Not persistent: checkpoints leave them out.
+        positions = torch.arange(self.block_size, device=device)
+        angles = rotary_angles(positions, self.n_turned, self.base)
+        self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, n_turned / 2)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        """What model.to(..), bfloat16() and to_empty(..) call. It makes new tables, because
+        bfloat16 is too coarse for them, and an empty one would hold anything."""
+        self.make_tables(fn(torch.empty(0)).device)
+        return self
 
     def turn(self, x, start):
-        # The angles are computed each time, which is cheap. In a buffer, model.bfloat16() would
-        # round them, and bfloat16 is too coarse for them.
-        positions = torch.arange(start, start + x.shape[1], device=x.device)
-        angles = rotary_angles(positions, self.n_turned, self.base)
-        return rotate(x, angles.cos(), angles.sin())
+        rows = slice(start, start + x.shape[1])
+        return rotate(x, self.cos[rows], self.sin[rows])
 
 
 class QuarterRotary(Rotary):

@@ -476,6 +476,17 @@ def test_rotary_multiplies_complex_numbers(dims):
     assert_same("turned q in bfloat16", low, want.bfloat16(), atol=0.05, rtol=0)
 
 
+def test_rotary_tables_are_right_on_any_device_and_in_any_dtype():
+    model, tokens = small_model(), some_tokens()
+    with torch.device("meta"):
+        empty = small_model()
+    for tables in (model.bfloat16().float(), empty.to_empty(device="cpu")):
+        tables.load_state_dict(model.state_dict())
+        cos = tables.blocks[1].mixer.positions.cos
+        assert_same("cos", cos, canon_gpt.rotary_angles(torch.arange(24), 8, 1e4).cos())
+    assert_same("logits", empty(tokens)[0], model(tokens)[0])
+
+
 def attention_by_hand(layer, x, pos):
     """Which share of its attention each token gives to each, (B, H, T, T), and the values,
     (B, T, H, 8). There are four heads of 8 dims."""

@@ -99,11 +99,11 @@ COMPARISONS = {
         figure=curves_to_goal,
     ),
     "depo1_small": Comparison(  # seven minutes a run on an H100
-        title="Depo1 on a GPU: all models learn hops, with Canon more of three and four (one seed)",
+        title="Depo1 on a GPU: NoPE + Canon learns four hops; with RoPE seeds differ",
         tasks=("depo1",),
         models={
-            "RoPE": "--lr 1e-3",
-            "RoPE, half the rate": "--lr 5e-4",
+            "RoPE": "--lr 5e-4",
+            "RoPE, twice the rate": "--lr 1e-3",
             "RoPE + Canon": "--canon abcd",
             "NoPE": "--pos nope",
             "NoPE + Canon": "--pos nope --canon abcd",
