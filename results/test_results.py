@@ -134,7 +134,7 @@ def test_depo0():
 
 
 def test_gpu():
-    alone = [*runs_of("depo1", "--lr 5e-4", "small"), *runs_of("depo1", "--lr 1e-3", "small")]
+    alone = runs_of("depo1", "--lr 5e-4", "small") + runs_of("depo1", "--lr 1e-3", "small")
     with_canon = runs_of("depo1", CANON, "small")
     assert {step_of(run, "k=1", 0.5) for run in with_canon} == {900}
     assert min(step_of(run, "k=1", 0.5) for run in alone) == 1800
