@@ -87,7 +87,7 @@ def read_checkpoint(folder, model, optimizer=None):
 # ---- 2. Answers ------------------------------------------------------------
 
 
-def answered(task, model, seed, temperature=0.0):
+def instance_with_answers(task, model, seed, temperature=0.0):
     """One instance of the task, the longest of a hundred, in words and with the model's answers.
 
     temperature   0 takes the likeliest tokens, 1 samples
@@ -103,7 +103,7 @@ def answered(task, model, seed, temperature=0.0):
         length = stop - start
         if task.stop is not None:  # the answer ends at `stop`, or where the window is full
             length = room_after(task, asked)
-        answer = go_on(task, model, asked, length, temperature, generator)
+        answer = continuation(task, model, asked, length, temperature, generator)
         text += task.decode(document.tokens[shown:start]) + task.space
         verdict = task.is_right(document, (start, stop), answer)
         if verdict is None:  # there is no right or wrong
@@ -124,7 +124,7 @@ def continued(task, model, prompt, temperature, seed):
     allowed = f"allowed: 1 to {task.block_size} tokens"
     require(tokens and room > 0, "prompt", f"{len(tokens)} tokens", allowed)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
-    answer = go_on(task, model, tokens, min(100, room), temperature, generator)
+    answer = continuation(task, model, tokens, min(100, room), temperature, generator)
     return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
 
 
@@ -134,7 +134,7 @@ def room_after(task, tokens):
     return task.block_size + 1 - len(tokens)
 
 
-def go_on(task, model, tokens, length, temperature, generator):
+def continuation(task, model, tokens, length, temperature, generator):
     """What the model writes after these tokens: a list of tokens, up to and including `stop`."""
     prompt = torch.tensor([tokens], device=device_of(model))
     whole = model.generate(prompt, length, temperature, task.stop, generator)
@@ -166,7 +166,8 @@ def main(argv=None):
             print(wrapped(continued(task, model, args.prompt, args.temperature, args.seed)))
             return
         for number in range(args.count):
-            print(wrapped(answered(task, model, args.seed + number, args.temperature)) + "\n")
+            text = instance_with_answers(task, model, args.seed + number, args.temperature)
+            print(wrapped(text) + "\n")
     except Refused as error:
         parser.error(error)
 

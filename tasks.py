@@ -24,6 +24,7 @@ import hashlib
 import inspect
 import math
 import random
+import string
 import sysconfig
 import textwrap
 from collections import defaultdict
@@ -436,6 +437,8 @@ class Depo(NamesTask):
 class Depo0(Depo):
     def __init__(self, N=10, K=4, V=20, word_len=(1, 1), separator=True, block_size=71):
         super().__init__(N, K, V, word_len, separator, block_size)
+        if self.words.longest == 1 and V <= 26:  # print names as letters, as README does
+            self.vocabulary = [""] + list(string.ascii_lowercase[:V]) + self.vocabulary[V + 1 :]
 
 
 class Depo1(Depo):
@@ -1431,6 +1434,7 @@ def main(argv=None):
     task = make_task(parser.parse_args(argv).task)
     (document,) = task.documents(np.random.default_rng(0), 1)
     print(wrapped(printed(task, document)))
+    print("\nA model is trained and scored on what is in [brackets]; the rest is given to it.")
 
 
 if __name__ == "__main__":

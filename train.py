@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 from canon_gpt import CanonGPT, Config, Refused, State, require
 from kernels import gpu_has_bfloat16, relative_error
-from sample import answered, read_checkpoint, read_config, task_and_config
+from sample import instance_with_answers, read_checkpoint, read_config, task_and_config
 from tasks import ALIASES, TASKS, device_of, make_task, score_text, wrapped
 
 RANK, WORLD = 0, 1  # the number of this process, from 0, and how many there are
@@ -455,7 +455,7 @@ def print_results(task, model, final, training, autocast):
     print(f"\n{seconds:,} seconds, {scoring:,} of them scoring; {final['tokens_per_s']:,} tokens/s")
     model.eval()
     with autocast, torch.no_grad():
-        print("\n" + wrapped(answered(task, model, training.seed)))
+        print("\n" + wrapped(instance_with_answers(task, model, training.seed)))
 
 
 # ---- 5. The run's folder: settings, log, checkpoint ------------------------
@@ -512,6 +512,9 @@ def make_folder(out, about):
         raise Refused(f"out = {out!r}: {reason}") from None
 
 
+CPU_SPEED = 6e10  # operations a second that a step reached on two busy cores
+
+
 def announce(model, training, run, compiled, steps_done):
     """Print what is about to happen. All settings are in config.json."""
     counts, config = model.parameter_counts(), model.config
@@ -524,6 +527,10 @@ def announce(model, training, run, compiled, steps_done):
     if steps_done > 0:
         print(f"  goes on after step {steps_done:,}")
     print(f"  {run.device}, {training.dtype}, {compilation}", flush=True)
+    tokens = training.batch_size * config.block_size
+    seconds = 6 * counts["total"] * tokens / CPU_SPEED  # 2 operations forward, 4 backward
+    if run.device == "cpu" and seconds > 2:
+        print(f"  a step may take some {seconds:.0f} seconds here; --preset nano is made for CPUs")
 
 
 def write_log(out, lines, mode):
@@ -803,7 +810,7 @@ def settings_of(argv):
     values |= typed
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
-    of_task = pick(TASKS[task_name], values)
+    of_task = values_for(TASKS[task_name], values)
     if "block_size" in of_task and "block_size" not in typed:  # the preset's, or longer if needed
         shortest = make_task(task_name, **of_task | {"block_size": None})
         of_task["block_size"] = max(of_task["block_size"] or 1, shortest.block_size)
@@ -811,13 +818,13 @@ def settings_of(argv):
     values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo's follow from how often each person is met
         values["steps"] = task.steps(values["batch_size"])
-    config, training, run = (owner(**pick(owner, values)) for owner in (Config, Training, Run))
+    config, training, run = (owner(**values_for(owner, values)) for owner in (Config, Training, Run))
     if run.out is None:
         run.out = str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
 
 
-def pick(owner, values):
+def values_for(owner, values):
     """Of all values those of this owner's options."""
     return {name: values[name] for name in options(owner)}
 

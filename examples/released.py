@@ -257,12 +257,12 @@ def main(argv=None):
         print(f"{total:,} weights, {canon:,} of them in Canon layers")
         print(model.config)
         if args.prompt is not None:
-            print(go_on(model, args.folder / "tokenizer.json", args.prompt, args.length))
+            print(continuation(model, args.folder / "tokenizer.json", args.prompt, args.length))
     except (Refused, ModuleNotFoundError) as error:
         parser.error(str(error))
 
 
-def go_on(model, file, prompt, length):
+def continuation(model, file, prompt, length):
     """The prompt, and the likeliest tokens after it. Without the tokenizer's file, a text is the
     numbers of its tokens."""
     if file.exists():
