@@ -1827,7 +1827,7 @@ def test_command_line_end_to_end(here):
         assert line["lr"] == train.learning_rate(line["step"], 1e-12, training)
         assert line["tokens"] == line["step"] * 8 * 20
     last = log[-1]
-    assert last["final"] is True and last["seconds"] > last["scoring_seconds"] >= 0
+    assert last["final"] is True and last["seconds"] > 0
 
     torch.manual_seed(5)
     model = CanonGPT(Config(**config["model"]))
@@ -1881,7 +1881,7 @@ def test_an_own_argument_is_a_flag(capsys):
 
 def test_every_option_has_a_line_of_help():
     for owner in (train.Training, train.Run, Config, *tasks.TASKS.values()):
-        assert set(train.options(owner)) <= set(train.texts(owner)), owner
+        assert set(train.options(owner)) <= set(train.help_texts(owner)), owner
 
 
 def test_presets_name_options():
@@ -1971,7 +1971,7 @@ def test_training_and_scoring_are_in_bfloat16_if_asked(here, monkeypatch):
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     train.main(tiny("--steps 2 --dtype bfloat16 --pos nope"))
-    first_step = training.index(True)  # before it comes check_causal, partly in float32
+    first_step = training.index(True)  # before it comes check_model, partly in float32
     assert not training[-1] and set(dtypes[first_step:]) == {torch.bfloat16}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 

@@ -37,15 +37,6 @@ from pathlib import Path
 # before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-# By default, glibc gives memory back to Linux after each step, and the next step fetches it again
-# page by page, a thousand times and more. To keep it takes a twentieth to a sixth off a small
-# model's step on a CPU. Either threshold alone makes steps slower.
-libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-if hasattr(libc, "mallopt"):  # only glibc has it
-    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-    if libc.mallopt(M_MMAP_THRESHOLD, 2**30) == 1:  # 1: it was accepted
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
 import numpy as np
 import torch
 from torch import nn
@@ -66,14 +57,15 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 #
 # An option of the command line is a field of Training, of Run or of Config (canon_gpt.py), or an
 # argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and the
-# comment beside it, which `--help` prints, are then in place.
+# comment beside it, which `--help` prints, are then in place. Presets (section 7) have defaults of
+# their own.
 
 
 @dataclasses.dataclass
 class Training:
     """What changes a run's result, besides its task and its model."""
 
-    preset: str = "nano"  # nano, small or paper: the size of task, model and training
+    preset: str = "nano"  # nano, small or paper: the size of all; by default small on CUDA
     steps: int = 2000  # batches to train on
     batch_size: int = 32  # windows in a batch
     lr: float = 1e-3  # peak learning rate
@@ -85,7 +77,7 @@ class Training:
     eps: float = 1e-6  # AdamW's
     clip: float = 1.0  # the largest gradient norm; 0: no clipping
     seed: int = 0  # of data and initial weights
-    dtype: str = "float32"  # float32, or bfloat16 for mixed precision
+    dtype: str = "float32"  # or bfloat16, mixed precision; by default that on GPUs that have it
     eval_size: int = 512  # instances scored in an evaluation
 
     def __post_init__(self):
@@ -96,8 +88,8 @@ class Training:
             value = getattr(self, name)
             require(value >= 0, name, value, "allowed: 0 or more")
         require(0 < self.lr < math.inf, "lr", self.lr, "allowed: more than 0")
-        small = all(0 <= beta < 1 for beta in self.betas)
-        require(small, "betas", self.betas, "allowed: from 0 to below 1")
+        in_range = all(0 <= beta < 1 for beta in self.betas)
+        require(in_range, "betas", self.betas, "allowed: from 0 to below 1")
         require(0 <= self.seed < 2**32, "seed", self.seed, "allowed: 0 to 2^32 - 1")
         dtypes = ("float32", "bfloat16")
         tables = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "dtype": dtypes}
@@ -116,7 +108,7 @@ class Run:
     workers: int = 0  # processes that draw data; by default 4 on CUDA, else 0
     compile: bool | None = None  # torch.compile; by default where it works and pays
     grad_accum: int = 1  # parts of a batch: less memory, same training
-    eval_every: int = 0  # steps between evaluations; 0: a 20th of the run
+    eval_every: int = 0  # steps between evaluations; 0: a 20th of the run, but at least 20
 
     def __post_init__(self):
         seen = ", ".join(devices())
@@ -202,7 +194,7 @@ def adamw(model, training):
         lr=training.lr,
         betas=training.betas,
         eps=training.eps,
-        fused=device_of(model).type != "mps",  # one kernel for all weights; untested on MPS
+        fused=device_of(model).type != "mps",  # many weights a kernel; untested on MPS
     )
 
 
@@ -232,7 +224,8 @@ def learning_rate(step, peak, training):
     # 1. Warm-up: it rises linearly to the peak.
     if step <= training.warmup:
         return peak * step / training.warmup
-    # 2. Decay. `done` is 0 at the first step after warm-up, so that this step, too, has the peak.
+    # 2. Decay. It counts from the step before, so that the first step after warm-up has the peak,
+    #    and the last one of `linear` is still above 0.
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     factor = SCHEDULES[training.schedule](done)
     # Your schedule may return a NumPy float, which torch.load would refuse in a checkpoint.
@@ -258,6 +251,7 @@ def train_step(model, optimizer, batch, autocast, clip, grad_accum=1):
             _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
         # Weigh this mean by its share of the batch's targets, so that all micro-batches add up to
         # the mean over the batch. DDP divides gradients by WORLD; the factor WORLD undoes that.
+        # (DDP exchanges them after each micro-batch, which is right, but slower than once.)
         share = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
         loss = loss * share
         loss.backward()
@@ -308,14 +302,14 @@ def evaluate(task, model, training, autocast):
 def set_up(task, config, training, run, command):
     """All that comes before the first step: model, optimizer, checks, and the run's folder.
 
-    Returns (model, fast_model, optimizer, autocast, so_far), as `train` takes them. Raises Refused.
+    Returns (model, fast_model, optimizer, autocast, progress), which `train` takes. Raises Refused.
     """
     parts = WORLD * run.grad_accum  # of all processes; each gets equally many windows
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
 
     torch.manual_seed(training.seed)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: they slow CPUs down
+    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
     model = CanonGPT(config).to(run.device)
     optimizer = OPTIMIZERS[training.optimizer](model, training)
     for group in optimizer.param_groups:
@@ -326,7 +320,7 @@ def set_up(task, config, training, run, command):
     mixed = training.dtype == "bfloat16"
     autocast = torch.autocast(run.device, torch.bfloat16, enabled=mixed)
     torch.set_float32_matmul_precision("highest")  # the check looks for small differences
-    check_causal(model, autocast)
+    check_model(model, autocast)
     torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
     compiled = decide_compile(config, training, run)
     # `fast_model` shares the weights of `model`. Evaluation uses `model`, because its batches have
@@ -335,30 +329,30 @@ def set_up(task, config, training, run, command):
 
     if run.resume is None and RANK == 0:
         make_folder(run.out, about_run(task, config, training, run, model, compiled, command))
-    so_far = restore(run.out, model, optimizer)  # a new run has nothing to restore
+    progress = restore(run.out, model, optimizer)  # a new run has nothing to restore
     if RANK == 0:
-        announce(model, training, run, compiled, so_far["step"])
-    return model, fast_model, optimizer, autocast, so_far
+        announce(model, training, run, compiled, progress["step"])
+    return model, fast_model, optimizer, autocast, progress
 
 
-def train(task, training, run, model, fast_model, optimizer, autocast, so_far):
-    """The training loop, from the step after so_far["step"] to the last score.
+def train(task, training, run, model, fast_model, optimizer, autocast, progress):
+    """The training loop, from the step after progress["step"] to the last score.
 
-    so_far  what a checkpoint says of the run: step, log, seconds and scoring_seconds. The loop
-            keeps it up to date, so that `main` can say where a stopped run is
+    progress  what a checkpoint says of the run: step, seconds and log. The loop keeps it up to
+              date, so that `main` can say where a stopped run is
     """
-    steps_done = so_far["step"]
-    write_log(run.out, so_far["log"], mode="w")  # drops lines that came after the checkpoint
-    began = time.perf_counter() - so_far["seconds"]  # so that seconds add up over pauses
+    steps_done = progress["step"]
+    write_log(run.out, progress["log"], mode="w")  # drops lines that came after the checkpoint
+    began = time.perf_counter() - progress["seconds"]  # so that seconds add up over pauses
     batches = load_batches(task, training, run, steps_done)
     eval_every = run.eval_every or max(20, training.steps // 20)
-    shown = {}  # printed after the bar
-    for line in so_far["log"]:
-        shown |= scores_in_words(task, line.get("eval", {}))
+    bar_text = {}  # printed after the bar
+    for line in progress["log"]:
+        bar_text |= scores_in_words(task, line.get("eval", {}))
 
     no_bar = RANK > 0 or sys.stderr is None
     with tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=no_bar) as bar:
-        bar.set_postfix(shown)
+        bar.set_postfix(bar_text)
         for step, batch in enumerate(batches, steps_done + 1):
             # 1. Set the learning rate.
             for group in optimizer.param_groups:
@@ -395,30 +389,26 @@ def train(task, training, run, model, fast_model, optimizer, autocast, so_far):
                 "gradient_norm": round(gradient_norm, 5),  # before it is clipped
             }
             if score_now:
-                scoring_began = time.perf_counter()
                 line["eval"] = evaluate(task, model, training, autocast)
-                so_far["scoring_seconds"] += time.perf_counter() - scoring_began
-                shown |= scores_in_words(task, line["eval"])
-            so_far["log"].append(line)
+                bar_text |= scores_in_words(task, line["eval"])
+            progress["log"].append(line)
             write_log(run.out, [line], mode="a")
-            shown["loss"] = f"{mean_loss:.3f}"
-            bar.set_postfix(shown, refresh=False)
+            bar_text["loss"] = f"{mean_loss:.3f}"
+            bar.set_postfix(bar_text, refresh=False)
 
             # 6. Save a checkpoint after each evaluation.
             if score_now:
                 reached = {"step": step, "seconds": time.perf_counter() - began}
-                save(run.out, model, optimizer, so_far | reached)
-                so_far.update(reached)  # only now, for a Ctrl-C that comes while it saves
+                save(run.out, model, optimizer, progress | reached)
+                progress.update(reached)  # only now, for a Ctrl-C that comes while it saves
 
     # What the run cost, and one instance with the model's answers.
-    seconds, scoring_seconds = so_far["seconds"], so_far["scoring_seconds"]
-    last = so_far["log"][-1]
+    seconds, last = progress["seconds"], progress["log"][-1]
     final = {
         "step": training.steps,
         "eval": last["eval"],
         "seconds": round(seconds, 1),
-        "scoring_seconds": round(scoring_seconds, 1),
-        "tokens_per_s": round(last["tokens"] / (seconds - scoring_seconds)),
+        "tokens_per_s": round(last["tokens"] / seconds),
         "final": True,
     }
     write_log(run.out, [final], mode="a")
@@ -430,11 +420,11 @@ def train(task, training, run, model, fast_model, optimizer, autocast, so_far):
 # - A number in the log is one more entry of `line`: a Python number, not a tensor. (Under torchrun
 #   the log is the first process's; only the loss is averaged.)
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `set_up`, before
-#   `restore`. Update it right after `train_step`,
+#   `restore`, and travels to `train` beside the model. Update it right after `train_step`,
 #
 #       with torch.no_grad():
 #           for mean, weight in zip(average.parameters(), model.parameters()):
-#               mean.lerp_(weight, 1 - keep)
+#               mean.lerp_(weight, 0.001)
 #
 #   and pass it to `evaluate` and `print_results` in the model's place. `save` and `restore` must
 #   keep it, too. To sample from it, save it as "model", and the model under another name.
@@ -451,8 +441,7 @@ def print_results(task, model, final, training, autocast):
     """The scores, what they took, and one instance with the model's answers."""
     for name, text in scores_in_words(task, final["eval"]).items():
         print(f"{name:16}{text:>9}")
-    seconds, scoring = final["seconds"], final["scoring_seconds"]
-    print(f"\n{seconds:,} seconds, {scoring:,} of them scoring; {final['tokens_per_s']:,} tokens/s")
+    print(f"\n{final['seconds']:,} seconds, {final['tokens_per_s']:,} tokens/s")
     model.eval()
     with autocast, torch.no_grad():
         print("\n" + wrapped(instance_with_answers(task, model, training.seed)))
@@ -463,15 +452,15 @@ def print_results(task, model, final, training, autocast):
 
 def about_run(task, config, training, run, model, compiled, command):
     """What config.json holds: the settings, and where the run came from."""
-    of_training, of_run = dataclasses.asdict(training), dataclasses.asdict(run)
-    del of_run["out"], of_run["resume"]  # the folder may be moved
+    settings, execution = dataclasses.asdict(training), dataclasses.asdict(run)
+    del execution["out"], execution["resume"]  # the folder may be moved
     return {
         "run": Path(run.out).name,
-        "preset": of_training.pop("preset"),
+        "preset": settings.pop("preset"),
         "task": task.settings,
         "model": dataclasses.asdict(config),
-        "training": of_training,
-        "execution": of_run,
+        "training": settings,
+        "execution": execution,
         "units": task.units,
         "chance": task.chance,
         "parameters": model.parameter_counts(),
@@ -501,15 +490,16 @@ def processor_name(device):
 def make_folder(out, about):
     """Make the run's folder. Opening config.json with "x" fails where there is one, so a folder has
     one run: of two that begin in it, the second is refused."""
-    path = Path(out, "config.json")
+    config, checkpoint = Path(out, "config.json"), Path(out, "ckpt.pt")
+    text = json.dumps(about, indent=1) + "\n"
+    has_run = f"has a run: --resume {out}, or remove it"
+    require(not checkpoint.exists(), "out", out, has_run)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x") as file:
-            file.write(json.dumps(about, indent=1) + "\n")
+        config.parent.mkdir(parents=True, exist_ok=True)
+        with open(config, "x") as file:
+            file.write(text)
     except OSError as error:
-        has_run = isinstance(error, FileExistsError) and path.exists()
-        reason = f"has a run: --resume {out}, or remove it" if has_run else error.strerror
-        raise Refused(f"out = {out!r}: {reason}") from None
+        raise Refused(f"out = {out!r}: {has_run if config.exists() else error.strerror}") from None
 
 
 CPU_SPEED = 6e10  # operations a second that a step reached on two busy cores
@@ -519,7 +509,7 @@ def announce(model, training, run, compiled, steps_done):
     """Print what is about to happen. All settings are in config.json."""
     counts, config = model.parameter_counts(), model.config
     size = f"n_layer {config.n_layer}, d_model {config.d_model}"
-    compilation = "compiled: the first step takes a minute or two" if compiled else "not compiled"
+    compilation = "compiled: the first step takes about a minute" if compiled else "not compiled"
     windows = f"{training.batch_size} windows of {config.block_size} tokens"
     print(run.out)
     print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
@@ -548,11 +538,12 @@ def write_log(out, lines, mode):
 # seed.
 
 
-def save(out, model, optimizer, so_far):
+def save(out, model, optimizer, progress):
     if RANK > 0:
         return
     fresh = Path(out, "ckpt.pt.new")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **so_far}, fresh)
+    weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(weights | progress, fresh)
     # Fail now if `restore` could not read what your optimizer keeps, such as NumPy's numbers.
     torch.load(fresh, map_location="meta", weights_only=True)  # without the tensors' numbers
     os.replace(fresh, Path(out, "ckpt.pt"))
@@ -560,20 +551,21 @@ def save(out, model, optimizer, so_far):
 
 def restore(out, model, optimizer):
     """Set model and optimizer back to the last checkpoint. Returns how far the run was then, the
-    `so_far` of `train`. Raises Refused if the checkpoint is damaged."""
+    `progress` of `train`. Raises Refused if the checkpoint is damaged."""
     if not Path(out, "ckpt.pt").exists():
-        return {"step": 0, "log": [], "seconds": 0.0, "scoring_seconds": 0.0}
+        return {"step": 0, "seconds": 0.0, "log": []}
     saved = read_checkpoint(out, model, optimizer)
-    return {name: saved[name] for name in ("step", "log", "seconds", "scoring_seconds")}
+    return {name: saved[name] for name in ("step", "seconds", "log")}
 
 
 # ---- 6. Checks before training ---------------------------------------------
 
 
 @torch.no_grad()
-def check_causal(model, autocast):
-    """Refuse two faults. A model that looks ahead would find every task easy. One that says that it
-    streams, but gives other logits when a text comes in pieces, would generate wrong answers.
+def check_model(model, autocast):
+    """Refuse a model that looks ahead, because it would find every task easy; and one that says
+    that it streams, but gives other logits when a text comes in pieces, because it would generate
+    wrong answers.
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
@@ -605,8 +597,8 @@ def check_causal(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
-# On one CPU core, compiling takes 26 to 55 seconds, and saves some 1e-7 seconds a token, layer and
-# channel (benchmarks/step.py). It pays where their product is above this.
+# On one CPU core, compiling takes 26 to 55 seconds and saves some 1e-7 seconds per token, layer and
+# channel (benchmarks/step.py), so it pays from 4e8 of them on.
 WORTH_COMPILING = 4e8
 
 
@@ -622,7 +614,7 @@ def decide_compile(config, training, run):
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(2, device=run.device))
         return True
-    except Exception as error:  # there is no C++ compiler, say
+    except Exception as error:  # for example, there is no C++ compiler
         if RANK == 0:
             reason = str(error).strip().partition("\n")[0]
             print(f"train.py: not compiled, because torch.compile fails: {reason}", file=sys.stderr)
@@ -714,7 +706,7 @@ def options(owner):
 
 
 @functools.cache
-def texts(owner):
+def help_texts(owner):
     """{name: what --help says of it}: the comment beside a field of a dataclass, or the line in the
     docstring of a task's class."""
     if dataclasses.is_dataclass(owner):
@@ -763,7 +755,7 @@ def read_flags(argv, owners, defaults):
     parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
     for title, owner in owners.items():
         group = parser.add_argument_group(title)
-        text_of = texts(owner)
+        text_of = help_texts(owner)
         for name, option in options(owner).items():
             if option.default is not option.empty:  # Config's sizes follow from the task
                 add_flag(group, name, option, defaults[name], text_of.get(name, ""))
@@ -781,12 +773,12 @@ def settings_of(argv):
     """(task, config, training, run) from the command line: the Task, the model's Config, a Training
     and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
     # What other flags there are, and their defaults, depends on these four.
-    first = argparse.ArgumentParser(
+    early_parser = argparse.ArgumentParser(
         prog="train.py", usage=argparse.SUPPRESS, allow_abbrev=False, add_help=False
     )
     for flag in ("--task", "--preset", "--device", "--resume"):
-        first.add_argument(flag)
-    chosen, _ = first.parse_known_args(argv)
+        early_parser.add_argument(flag)
+    chosen, _ = early_parser.parse_known_args(argv)
     if chosen.resume is not None:
         require(chosen.task is None, "task", chosen.task, "a resumed run keeps its own")
         return settings_of_run(chosen.resume, argv)
@@ -810,34 +802,34 @@ def settings_of(argv):
     values |= typed
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
-    of_task = values_for(TASKS[task_name], values)
-    if "block_size" in of_task and "block_size" not in typed:  # the preset's, or longer if needed
-        shortest = make_task(task_name, **of_task | {"block_size": None})
-        of_task["block_size"] = max(of_task["block_size"] or 1, shortest.block_size)
-    task = make_task(task_name, run_seed=values["seed"], **of_task)
+    task_settings = values_for(TASKS[task_name], values)
+    if "block_size" in task_settings and "block_size" not in typed:  # the preset's, or longer
+        shortest = make_task(task_name, **task_settings | {"block_size": None})
+        task_settings["block_size"] = max(task_settings["block_size"] or 1, shortest.block_size)
+    task = make_task(task_name, run_seed=values["seed"], **task_settings)
     values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo's follow from how often each person is met
         values["steps"] = task.steps(values["batch_size"])
-    config, training, run = (owner(**values_for(owner, values)) for owner in (Config, Training, Run))
+    config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
     if run.out is None:
         run.out = str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
 
 
 def values_for(owner, values):
-    """Of all values those of this owner's options."""
+    """The values that this dataclass or task takes."""
     return {name: values[name] for name in options(owner)}
 
 
 def settings_of_run(folder, argv):
-    """The same for --resume. The settings come from the folder's config.json, but flags of Run take
-    precedence."""
+    """What `settings_of` returns, for --resume. The settings come from the folder's config.json,
+    but flags of Run take precedence."""
     about = read_config(folder)
     typed = read_flags(argv, {"a resumed run": Run}, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
     task, config = task_and_config(about)
     now = json.loads(json.dumps(task.settings))  # as in the file, with lists in place of tuples
-    for name, value in about["task"].items():  # a text may have changed
+    for name, value in about["task"].items():  # the text may have changed since
         require(now[name] == value, name, now[name], f"the run began with {value!r}")
     training = Training(preset=about["preset"], **about["training"])
     return task, config, training, Run(**about["execution"] | typed, out=folder)
@@ -873,9 +865,22 @@ def end(message, status=2):
     raise SystemExit(status)
 
 
+def keep_memory():
+    """By default, glibc gives freed memory back to Linux after each step, and the next step has to
+    fetch it again page by page. Keeping it makes a small model's step on a CPU 5 to 17% faster."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):  # only glibc has it
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+        if libc.mallopt(M_MMAP_THRESHOLD, 2**30) == 1:  # 1: it was accepted
+            libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # either one alone makes steps slower
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     begun_as = ["python", sys.argv[0]]
+    if WORLD > 1:
+        begun_as = ["torchrun", f"--nproc_per_node={WORLD}", sys.argv[0]]
+    keep_memory()
     try:
         task, config, training, run = settings_of(argv)
         if WORLD > 1:
@@ -883,7 +888,7 @@ def main(argv=None):
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
             torch.distributed.init_process_group()
         command = shlex.join(begun_as + argv)
-        model, fast_model, optimizer, autocast, so_far = set_up(
+        model, fast_model, optimizer, autocast, progress = set_up(
             task, config, training, run, command
         )
     except Refused as error:
@@ -891,10 +896,10 @@ def main(argv=None):
     except KeyboardInterrupt:
         end("stopped before the first step", status=130)
     try:
-        train(task, training, run, model, fast_model, optimizer, autocast, so_far)
+        train(task, training, run, model, fast_model, optimizer, autocast, progress)
     except KeyboardInterrupt:
         command = shlex.join([*begun_as, "--resume", run.out])
-        end(f"stopped; {command} goes on from step {so_far['step']}", status=130)
+        end(f"stopped; {command} goes on from step {progress['step']}", status=130)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
