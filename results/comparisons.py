@@ -102,8 +102,8 @@ COMPARISONS = {
         title="Depo1 on a GPU: NoPE + Canon learns four hops; with RoPE seeds differ",
         tasks=("depo1",),
         models={
-            "RoPE": "--lr 5e-4",
-            "RoPE, twice the rate": "--lr 1e-3",
+            "RoPE at 5e-4": "--lr 5e-4",
+            "RoPE at 1e-3": "--lr 1e-3",
             "RoPE + Canon": "--canon abcd",
             "NoPE": "--pos nope",
             "NoPE + Canon": "--pos nope --canon abcd",
