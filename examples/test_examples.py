@@ -26,6 +26,7 @@ EXAMPLES = [  # the file and its flags
     ("gated", f"{COPY_8} --canon-type gated"),
     ("reverse", "--task reverse"),
     ("longer", "--task longer"),
+    ("sets", "--task sets"),
 ]
 
 
