@@ -20,6 +20,7 @@ import runpy
 import shlex
 import shutil
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -1152,9 +1153,10 @@ DEPOS = (
 
 
 def require_names(task, names):
-    """Names are numbers 1..V joined by dots, as many as word_len allows."""
+    """Names are numbers 1..V joined by dots, as many as word_len allows; or, in Depo0, letters."""
     for name in names:
-        letters = [int(letter) for letter in name.split(".")]
+        letters = [int(letter) for letter in name.split(".") if not letter.isalpha()]
+        letters = letters or [1 + string.ascii_lowercase.index(name)]
         short, long = task.words.shortest, task.words.longest
         assert short <= len(letters) <= long, f"name {name}: {short} to {long} letters expected"
         assert 1 <= min(letters) and max(letters) <= task.words.V, f"name {name}: letters beyond V"
@@ -1173,7 +1175,7 @@ def read_depo(task, text):
     edges = list(zip(words[0::2], words[1::2], strict=True))
     questions = []
     for question in question_texts:
-        form = r"\d+> [\d.]+ \[<ans> [\d.]+\] ?"
+        form = r"\d+> [\w.]+ \[<ans> [\w.]+\] ?"
         assert re.fullmatch(form, question), f"<query_{question}: expected <query_k> q [<ans> a]"
         hops, q, ans, answer = question.split()
         questions.append((int(hops[:-1]), q, answer[:-1]))
@@ -2157,6 +2159,8 @@ def test_a_fault_of_ones_own_keeps_its_traceback(task, workers, error, here):
     with patch.dict(tasks.TASKS, copy=task), pytest.raises(Exception, match=error):
         train.main(tiny(f"--steps 60 --workers {workers}"))
     gc.collect()  # frames of the error hold the loader
+    for worker in multiprocessing.active_children():
+        worker.join(timeout=10)  # in PyTorch 2.11 it ends a moment later
     assert not multiprocessing.active_children()
 
 
