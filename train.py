@@ -268,10 +268,11 @@ def train_step(model, optimizer, batch, autocast, clip, grad_accum=1):
 LOG_EVERY = 20  # steps between two lines of the log
 
 
-def compiled_and_distributed(model, run, compiled):
-    """The same model, compiled if it is to be, and under torchrun in DDP, PyTorch's
-    DistributedDataParallel, which averages the gradients of all processes."""
-    if compiled:
+def compiled_and_distributed(model, run):
+    """The model in the form that trains, with the same weights: compiled if run.compile is true,
+    and under torchrun in DDP, PyTorch's DistributedDataParallel, which averages the gradients of
+    all processes."""
+    if run.compile:
         # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
         # starts all kernels of a forward or backward pass at once. Each pass overwrites the results
         # of the last, so that is for steps of a single pass.
@@ -280,6 +281,14 @@ def compiled_and_distributed(model, run, compiled):
     if WORLD > 1:
         model = nn.parallel.DistributedDataParallel(model)
     return model
+
+
+def mixed_precision(training, run):
+    """The context in which a model computes. With bfloat16 its mixers, MLPs and head do so. Weights
+    and residual stream stay in float32, and so does what canon_gpt.py passes through
+    `at_least_float32`."""
+    mixed = training.dtype == "bfloat16"
+    return torch.autocast(run.device, torch.bfloat16, enabled=mixed)
 
 
 def mean_over_processes(loss):
@@ -302,7 +311,7 @@ def evaluate(task, model, training, autocast):
 def set_up(task, config, training, run, command):
     """All that comes before the first step: model, optimizer, checks, and the run's folder.
 
-    Returns (model, fast_model, optimizer, autocast, progress), which `train` takes. Raises Refused.
+    Returns (model, optimizer, progress), as `train` takes them. Raises Refused.
     """
     parts = WORLD * run.grad_accum  # of all processes; each gets equally many windows
     allowed = f"must be a multiple of {parts}"
@@ -315,32 +324,29 @@ def set_up(task, config, training, run, command):
     for group in optimizer.param_groups:
         group["peak"] = float(group["lr"])
 
-    # Mixed precision: mixers, MLPs and head compute in bfloat16. Weights and residual stream stay
-    # in float32, and so does what canon_gpt.py passes through `at_least_float32`.
-    mixed = training.dtype == "bfloat16"
-    autocast = torch.autocast(run.device, torch.bfloat16, enabled=mixed)
     torch.set_float32_matmul_precision("highest")  # the check looks for small differences
-    check_model(model, autocast)
+    check_model(model, mixed_precision(training, run))
     torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
-    compiled = decide_compile(config, training, run)
-    # `fast_model` shares the weights of `model`. Evaluation uses `model`, because its batches have
-    # many shapes, and each would have to be compiled.
-    fast_model = compiled_and_distributed(model, run, compiled)
+    run.compile = decide_compile(config, training, run)
 
     if run.resume is None and RANK == 0:
-        make_folder(run.out, about_run(task, config, training, run, model, compiled, command))
+        make_folder(run.out, about_run(task, config, training, run, model, command))
     progress = restore(run.out, model, optimizer)  # a new run has nothing to restore
     if RANK == 0:
-        announce(model, training, run, compiled, progress["step"])
-    return model, fast_model, optimizer, autocast, progress
+        announce(model, training, run, progress["step"])
+    return model, optimizer, progress
 
 
-def train(task, training, run, model, fast_model, optimizer, autocast, progress):
+def train(task, training, run, model, optimizer, progress):
     """The training loop, from the step after progress["step"] to the last score.
 
     progress  what a checkpoint says of the run: step, seconds and log. The loop keeps it up to
               date, so that `main` can say where a stopped run is
     """
+    # Evaluation uses `model` itself, because its batches have many shapes, and each would have to be
+    # compiled.
+    fast_model = compiled_and_distributed(model, run)
+    autocast = mixed_precision(training, run)
     steps_done = progress["step"]
     write_log(run.out, progress["log"], mode="w")  # drops lines that came after the checkpoint
     began = time.perf_counter() - progress["seconds"]  # so that seconds add up over pauses
@@ -450,7 +456,7 @@ def print_results(task, model, final, training, autocast):
 # ---- 5. The run's folder: settings, log, checkpoint ------------------------
 
 
-def about_run(task, config, training, run, model, compiled, command):
+def about_run(task, config, training, run, model, command):
     """What config.json holds: the settings, and where the run came from."""
     settings, execution = dataclasses.asdict(training), dataclasses.asdict(run)
     del execution["out"], execution["resume"]  # the folder may be moved
@@ -468,7 +474,7 @@ def about_run(task, config, training, run, model, compiled, command):
         "date": time.strftime("%Y-%m-%d"),
         "device": processor_name(run.device),
         "processes": WORLD,
-        "compiled": compiled,
+        "compiled": run.compile,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -505,18 +511,18 @@ def make_folder(out, about):
 CPU_SPEED = 6e10  # operations a second that a step reached on two busy cores
 
 
-def announce(model, training, run, compiled, steps_done):
+def announce(model, training, run, steps_done):
     """Print what is about to happen. All settings are in config.json."""
     counts, config = model.parameter_counts(), model.config
     size = f"n_layer {config.n_layer}, d_model {config.d_model}"
-    compilation = "compiled: the first step takes about a minute" if compiled else "not compiled"
+    compiled = "compiled: the first step takes about a minute" if run.compile else "not compiled"
     windows = f"{training.batch_size} windows of {config.block_size} tokens"
     print(run.out)
     print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
     print(f"  {training.steps:,} steps of {windows}")
     if steps_done > 0:
         print(f"  goes on after step {steps_done:,}")
-    print(f"  {run.device}, {training.dtype}, {compilation}", flush=True)
+    print(f"  {run.device}, {training.dtype}, {compiled}", flush=True)
     tokens = training.batch_size * config.block_size
     seconds = 6 * counts["total"] * tokens / CPU_SPEED  # 2 operations forward, 4 backward
     if run.device == "cpu" and seconds > 2:
@@ -888,15 +894,13 @@ def main(argv=None):
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
             torch.distributed.init_process_group()
         command = shlex.join(begun_as + argv)
-        model, fast_model, optimizer, autocast, progress = set_up(
-            task, config, training, run, command
-        )
+        model, optimizer, progress = set_up(task, config, training, run, command)
     except Refused as error:
         end(error)
     except KeyboardInterrupt:
         end("stopped before the first step", status=130)
     try:
-        train(task, training, run, model, fast_model, optimizer, autocast, progress)
+        train(task, training, run, model, optimizer, progress)
     except KeyboardInterrupt:
         command = shlex.join([*begun_as, "--resume", run.out])
         end(f"stopped; {command} goes on from step {progress['step']}", status=130)

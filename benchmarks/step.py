@@ -37,9 +37,8 @@ def make_step(model, flags):
     task, config, training, run = train.settings_of(flags.split())
     model = CanonGPT(config).to(run.device)
     optimizer = train.OPTIMIZERS[training.optimizer](model, training)
-    fast_model = train.compiled_and_distributed(model, run, run.compile)
-    mixed = training.dtype == "bfloat16"
-    autocast = torch.autocast(run.device, torch.bfloat16, enabled=mixed)
+    fast_model = train.compiled_and_distributed(model, run)
+    autocast = train.mixed_precision(training, run)
     drawn = itertools.islice(train.load_batches(task, training, run, steps_done=0), 4)
     batches = itertools.cycle(list(drawn))
 
