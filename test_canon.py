@@ -9,12 +9,10 @@ here from the definitions; properties are tried on random shapes.
 import contextlib
 import dataclasses
 import gc
-import io
 import json
 import math
 import multiprocessing
 import os
-import pickle
 import re
 import runpy
 import shlex
@@ -25,6 +23,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -38,7 +37,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.random import default_rng
 from torch.autograd import gradcheck
 from torch.testing import assert_close
@@ -102,9 +100,6 @@ GATED = "causal_conv_gated_triton"
 FORMS = ["causal_conv_reference", "causal_conv", PYTORCH, pytest.param(TRITON, marks=needs_triton)]
 SMALL = [(1, 1, 2), (2, 2, 40), (2, 33, 6)]  # two have fewer tokens than the kernel
 LARGE = (2, 260, 130)  # several segments and strips in each of Triton's kernels
-# The largest error of a rounding: half a unit in the last place on hardware, and a whole one in
-# Triton's interpreter. Sums are in float32.
-ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 def conv_inputs(B, T, D, kernel=4, dtype=torch.float32):
@@ -118,11 +113,9 @@ def conv_inputs(B, T, D, kernel=4, dtype=torch.float32):
     return x, weight, dy
 
 
-def conv_exact(x, weight, dy, residual=True):
-    """(y, dx, dw) of the definition in float64."""
-    return value_and_gradients(
-        causal_conv_reference, x.double(), weight.double(), dy.double(), residual
-    )
+def conv_exact(x, weight, dy, residual=True, definition=causal_conv_reference):
+    """(y, dx, dw) of a definition in float64."""
+    return value_and_gradients(definition, x.double(), weight.double(), dy.double(), residual)
 
 
 @exercise(1, 2)
@@ -150,10 +143,11 @@ def cases(name, dtype):
 
 
 def assert_rounded(what, got, exact, dtype):
-    assert_same(what, got, exact, atol=float(ROUNDING[dtype] * (exact.abs().max() + 1)), rtol=0)
+    error = relative_error(got, exact)
+    assert error <= kernels.LIMITS[dtype], f"{what}: relative error {error:.1e}"
 
 
-@parametrize("dtype", ROUNDING, ids=str)
+@parametrize("dtype", kernels.LIMITS, ids=str)
 @parametrize("name", [
     pytest.param(PYTORCH, marks=exercise(2, 2)),
     pytest.param(TRITON, marks=[needs_triton, exercise(12, 4)]),
@@ -166,7 +160,7 @@ def test_convolution_equals_the_definition_in_float64(name, dtype):
         assert_rounded(f"y, {what}", y.double(), exact, dtype)
 
 
-@parametrize("dtype", ROUNDING, ids=str)
+@parametrize("dtype", kernels.LIMITS, ids=str)
 @parametrize("name", [
     pytest.param(PYTORCH, marks=exercise(2, 3)),
     pytest.param(TRITON, marks=[needs_triton, exercise(13, 3)]),
@@ -180,14 +174,12 @@ def test_gradients_equal_those_of_the_definition_in_float64(name, dtype):
 
 
 @needs_triton
-@parametrize("dtype", ROUNDING, ids=str)
+@parametrize("dtype", kernels.LIMITS, ids=str)
 def test_the_kernels_with_a_gate_equal_the_definition_in_float64(dtype):
     for (x, weight, dy), residual, what in cases(GATED, dtype):
         dy = dy[..., : x.shape[2] // 2]
         y, dx, dw = value_and_gradients(kernels.causal_conv_gated_triton, x, weight, dy, residual)
-        exact = value_and_gradients(
-            kernels.gated_reference, x.double(), weight.double(), dy.double(), residual
-        )
+        exact = conv_exact(x, weight, dy, residual, kernels.gated_reference)
         for name, got, want in zip(("y", "dx", "dw"), (y, dx, dw), exact):
             assert_rounded(f"{name}, {what}", got, want, dtype)
 
@@ -220,6 +212,8 @@ def test_convolution_takes_any_strides_and_keeps_float32_under_autocast(name):
     with torch.autocast(DEVICE, torch.bfloat16):
         assert_close(value_and_gradients(conv, *other_way), want, atol=1e-5, rtol=1e-5)
         assert conv(x, weight).dtype == torch.float32
+    low = x.half()  # sums are in float32
+    assert torch.equal(conv(low, weight), conv(low.float(), weight).half())
 
 
 @parametrize("name", [
@@ -259,16 +253,6 @@ def test_operators_are_registered_properly():
         torch.library.opcheck(backward, (dy_in, x_in, w_in, False, gated))
 
 
-@parametrize("name", FORMS)
-@parametrize("shape, residual", (((2, 9, 8), True), ((3, 2, 5), False)))  # T > kernel, T < kernel
-def test_convolution_compiles_in_one_graph(name, shape, residual):
-    torch._dynamo.reset()
-    compiled = torch.compile(getattr(kernels, name), fullgraph=True, backend="aot_eager")
-    x, weight, dy = conv_inputs(*shape)
-    want = conv_exact(x, weight, dy, residual)
-    assert_close(value_and_gradients(compiled, x, weight, dy, residual), want, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.skipif(not CUDA, reason="no GPU")
 def test_convolution_beyond_2_to_the_31():
     x, weight, _ = conv_inputs(1, 2**20 + 5, 1024, dtype=torch.bfloat16)
@@ -282,21 +266,10 @@ def test_convolution_beyond_2_to_the_31():
     assert_close(dx[0, -4:], expected.bfloat16())
 
 
-class OnlyCanon(torch.nn.Module):
-    def __init__(self, D):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(4, D))
-
-    def forward(self, x):
-        return causal_conv(x, self.weight)
-
-
 def traced(layer, x):
-    """As exporters that trace get it: in a file, without Python."""
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.trace(layer, x), file)
-    file.seek(0)
-    return torch.jit.load(file)
+    file = torch.jit.trace(layer, x)
+    file.save_to_buffer()  # it could not be saved if it called Python
+    return file
 
 
 def exported(layer, x):
@@ -306,7 +279,7 @@ def exported(layer, x):
 
 @parametrize("export", (traced, exported))
 def test_an_exported_convolution_is_right_at_any_length(export):
-    layer, x = OnlyCanon(6), torch.randn(2, 20, 6)
+    layer, x = Canon(6, Config(1, 1, canon="a")), torch.randn(2, 20, 6)
     file = export(layer, torch.randn(2, 9, 6))
     for T in (1, 2, 9, 20):
         assert_same(f"{T} tokens", file(x[:, :T]), layer(x[:, :T]))
@@ -319,53 +292,16 @@ def test_compiled_code_is_not_taken_for_exported(monkeypatch):
     compiled(torch.randn(1, 5, 2), torch.randn(4, 2))
 
 
-@parametrize("name", ("causal_conv_reference", PYTORCH, pytest.param(TRITON, marks=needs_triton)))
-def test_torch_func_is_right_or_refused(name):
-    """A gradient per sequence, with shared weights and with different ones. In forward mode, a
-    derivative of 0 would be wrong in silence."""
-    conv = getattr(kernels, name)
-    x, weight, dy = conv_inputs(3, 5, 4)
-    for w, axis in ((weight, None), (torch.randn(3, 4, 4, device=DEVICE), 0)):
-
-        def loss(w, x, dy):
-            return (conv(x[None], w) * dy).sum()
-
-        got = torch.func.vmap(torch.func.grad(loss), (axis, 0, 0))(w, x, dy)
-        each = w.expand(3, 4, 4) if axis is None else w
-        want = [conv_exact(x[i : i + 1], each[i], dy[i : i + 1])[2] for i in range(3)]
-        assert_same("dw", got.double(), torch.stack(want), atol=1e-5, rtol=1e-5)
-    if name != "causal_conv_reference":
-        with pytest.raises(NotImplementedError, match="forward mode"):
-            torch.func.jvp(lambda x: conv(x, weight), (x,), (x,))
-
-
 class Spread(torch.Tensor):
     """Stands for a DTensor, which loses what is written through a slice of a spread dimension."""
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        assert not function.__name__.endswith("l_"), "addcmul_"
-        return super().__torch_function__(function, types, args, kwargs)
 
-
-def test_a_tensor_of_another_class_is_not_written_into():
-    x, weight, dy = conv_inputs(2, 6, 4)
+def test_a_tensor_of_another_class_takes_the_definition(monkeypatch):
+    x, weight, _ = conv_inputs(2, 6, 4)
+    want = causal_conv(x, weight)
+    monkeypatch.setattr(kernels, "causal_conv_pytorch", None)
     y = causal_conv(x.as_subclass(Spread), weight)
-    assert type(y) is Spread
-    assert_close(y.as_subclass(torch.Tensor), causal_conv(x, weight))
-
-
-def test_the_definition_keeps_one_copy_of_its_input():
-    x, weight = torch.randn(2, 50, 64), torch.randn(4, 64, requires_grad=True)
-    kept = {}
-
-    def keep(u):
-        kept[u.untyped_storage().data_ptr()] = u.untyped_storage().nbytes()
-        return u
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda u: u):
-        y = causal_conv_reference(x, weight)
-    assert y.requires_grad and sum(kept.values()) < 1.2 * x.nbytes
+    assert_close(y.as_subclass(torch.Tensor), want)
 
 
 def test_convolution_refuses_shapes_that_do_not_fit():
@@ -396,8 +332,7 @@ def test_kernels_py_finds_a_wrong_form(factor, status, monkeypatch):
 
     monkeypatch.setattr(kernels, "causal_conv_pytorch", form)
     monkeypatch.setattr(kernels, "LIMITS", {torch.float32: 1e-5})
-    if status != 0:
-        monkeypatch.setattr(kernels, "triton", None)  # once is enough
+    monkeypatch.setattr(kernels, "triton", None)
     assert kernels.main() == status
 
 
@@ -666,6 +601,7 @@ def test_matrices_decay_and_frozen_canons_stay(options):
     settings = SimpleNamespace(weight_decay=0.5, lr=1, betas=(0.9, 0.98), eps=1e-6, device="cpu")
     decayed, rest = train.adamw(model, settings).param_groups
     assert decayed["weight_decay"] == 0.5 and rest["weight_decay"] == 0
+    assert (decayed["betas"], decayed["eps"]) == ((0.9, 0.98), 1e-6)
     names = {p: name for name, p in model.named_parameters()}
     spared = {p for p in names if re.search("norm|canon|conv|A_log|dt_bias|skip", names[p])}
     frozen = {p for p in spared if "canon_frozen" in options and "canon" in names[p]}
@@ -715,8 +651,8 @@ def test_bfloat16_throughout_and_by_autocast(mixer):
 def test_models_run_on_the_meta_device(mixer):
     """There, tensors have shapes but no numbers."""
     with torch.device("meta"):
-        logits, _ = small_model(canon="abcd", mixer=mixer)(some_tokens())
-    assert logits.shape == (2, 24, 19)
+        logits, _ = small_model(canon="abcd", mixer=mixer, block_size=99)(some_tokens(2, 99))
+    assert logits.shape == (2, 99, 19)
 
 
 # The first field named is the one that is refused.
@@ -840,13 +776,6 @@ def test_a_linear_mixer_is_exported_for_one_length(mixer):
     any_length = {1: torch.export.Dim.DYNAMIC}
     with pytest.raises(ValueError, match="for one length"):
         torch.export.export(model, (tokens,), dynamic_shapes=(any_length,), strict=False)
-
-
-@parametrize("kind", KINDS)
-def test_chunks_run_on_the_meta_device(kind):
-    inputs = each(lambda u: u.to("meta"), recurrence_inputs(kind, (2, 20, 2, 4, 3)))
-    o, state = canon_gpt.chunked_linear_attention(*inputs, chunk=8)
-    assert o.shape == (2, 20, 2, 3) and state.shape == (2, 2, 4, 3)
 
 
 @parametrize("kind", kinds(3, 2))
@@ -996,15 +925,12 @@ def instances(task, count=1000):
 
 @parametrize("name", tasks.TASKS)
 def test_batches_are_pure(name):
-    tokens, mask = make_task(name).batch(1, 7, 16)
-    assert tokens.shape == mask.shape and (tokens.dtype, mask.dtype) == (np.int64, bool)
     task, windows = make_task(name), set()
     for seed, step in product((1, 7), range(10)):
-        its_tokens, _ = task.batch(seed, step, 16)
-        windows.update(row.tobytes() for row in its_tokens)
-    assert len(windows) == 320
-    same_tokens, same_mask = task.batch(1, 7, 16)
-    assert np.array_equal(tokens, same_tokens) and np.array_equal(mask, same_mask)
+        tokens, mask = task.batch(seed, step, 16)
+        windows.update(row.tobytes() for row in tokens)
+    assert len(windows) == 320 and (tokens.dtype, mask.dtype) == (np.int64, bool)
+    assert_close(make_task(name).batch(7, 9, 16), (tokens, mask))
 
 
 def test_no_two_uses_of_a_seed_share_random_numbers():
@@ -1029,27 +955,24 @@ def test_a_window_is_documents_in_a_row(name):
         assert list(zip(row, marks)) == expected[: len(row)]
 
 
-PAPER = {  # windows, steps, context, and the task's sizes, as Section 3 of the paper has them
-    "copy": (32, 50_000, 1024, {"N": 500}),
-    "depo1": (128, 87_500, 2048, {"N": 225, "K": 8}),
-    "depo2": (128, 100_000, 2048, {"N": 75, "K": 16}),
-    "brevo1": (256, 100_000, 1024, {"N": 70}),
-    "brevo2": (192, 200_000, 1536, {"N": 30}),
-    "mano": (64, 80_000, 1024, {"L": 10}),
-    "lano": (96, 100_000, 512, {"cfg": "cfg3f", "root": None}),
+L12D768 = dict(n_layer=12, d_model=768, n_head=12, schedule="cosine", warmup=1000)
+NO_WARMUP = dict(schedule="linear", warmup=0)
+PAPER = {  # as Section 3 of the paper has them
+    "copy": dict(batch_size=32, steps=50_000, block_size=1024, N=500),
+    "depo1": dict(L12D768, batch_size=128, steps=87_500, block_size=2048, N=225, K=8),
+    "depo2": dict(L12D768, batch_size=128, steps=100_000, block_size=2048, N=75, K=16),
+    "brevo1": dict(L12D768, batch_size=256, steps=100_000, block_size=1024, N=70),
+    "brevo2": dict(L12D768, batch_size=192, steps=200_000, block_size=1536, N=30),
+    "mano": dict(L12D768, batch_size=64, steps=80_000, block_size=1024, L=10),
+    "lano": dict(L12D768 | NO_WARMUP, batch_size=96, steps=100_000, block_size=512, root=None),
 }
 
 
 @parametrize("name", PAPER)
 def test_the_preset_paper_has_the_papers_numbers(name):
-    batch_size, steps, block_size, sizes = PAPER[name]
     task, config, training, _ = train.settings_of(["--task", name, "--preset", "paper"])
-    assert (training.batch_size, training.steps) == (batch_size, steps)
-    assert task.settings.items() >= {**sizes, "block_size": block_size}.items()
-    if name != "copy":
-        assert (config.n_layer, config.d_model, config.n_head) == (12, 768, 12)
-    schedule = ("linear", 0) if name == "lano" else ("cosine", 1000)
-    assert (training.schedule, training.warmup) == schedule
+    found = vars(config) | vars(training) | task.settings
+    assert found.items() >= PAPER[name].items()
 
 
 @parametrize("preset", train.PRESETS)
@@ -1058,8 +981,6 @@ def test_the_documents_of_every_preset_fit(preset, name):
     task, _, _, _ = train.settings_of(["--task", name, "--preset", preset])
     recorded = json.dumps(task.settings)  # as in a run's config.json
     assert json.dumps(make_task(**json.loads(recorded)).settings) == recorded
-    if name.startswith("depo"):
-        assert task.N > 2 * task.K
     for document in task.documents(default_rng(0), 100):
         assert len(document.tokens) <= task.block_size + 1
         assert 1 <= min(document.tokens) and max(document.tokens) < task.vocab_size
@@ -1097,23 +1018,6 @@ def test_a_window_may_be_as_long_as_the_longest_instance(name):
     make_task(name, block_size=block_size)
     with pytest.raises(canon_gpt.Refused, match=f"block_size = .*: at least {block_size} "):
         make_task(name, block_size=block_size - 1)
-
-
-BAD_TASKS = (
-    ("sort", {}, "task = 'sort': allowed: copy, "),
-    ("copy", dict(N=1), "N = 1: at least 2"),
-    ("depo", dict(K=5), "K = 5: "),
-    ("depo", dict(word_len=(3, 2)), "word_len = (3, 2): "),
-    ("text", dict(text="no such file"), "text = 'no such file': "),
-    ("text", dict(text=pytest.__file__), f"text = {pytest.__file__!r}: at least 163,840 bytes"),
-)
-
-
-@parametrize("name, parameters, message", BAD_TASKS)
-def test_bad_tasks_are_refused(name, parameters, message):
-    with pytest.raises(canon_gpt.Refused) as error:
-        make_task(name, **parameters).settings  # where a text is read
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 # -- Words and answers
@@ -1164,24 +1068,13 @@ def require_names(task, names):
 
 def read_depo(task, text):
     """The edges, [(source, target), ..], and the questions, [(k, q, answer), ..]."""
-    edges_text, *question_texts = text.split("<query_")
-    bos, *words = edges_text.split()
-    assert bos == "<bos>", f"an instance starts with {bos}, expected <bos>"
-    if task.name == "depo0":
-        commas = words[2::3]
-        assert commas == [","] * (len(words) // 3), f"a comma ends each edge, not in: {edges_text}"
-        words = [word for word in words if word != ","]
-    assert len(words) % 2 == 0, f"edges are pairs of names, not in: {edges_text}"
-    edges = list(zip(words[0::2], words[1::2], strict=True))
-    questions = []
-    for question in question_texts:
-        form = r"\d+> [\w.]+ \[<ans> [\w.]+\] ?"
-        assert re.fullmatch(form, question), f"<query_{question}: expected <query_k> q [<ans> a]"
-        hops, q, ans, answer = question.split()
-        questions.append((int(hops[:-1]), q, answer[:-1]))
-        words += [q, answer[:-1]]
-    require_names(task, words)
-    return edges, questions
+    edge = r"([\w.]+) ([\w.]+)" + (" ," if task.name == "depo0" else "")
+    question = r"<query_(\d+)> ([\w.]+) \[<ans> ([\w.]+)\]"
+    form = f"<bos>( {edge})+( {question})+"
+    assert re.fullmatch(form, text), f"expected {form}: {text}"
+    edges_text, _, _ = text.partition("<query_")
+    questions = [(int(k), q, answer) for k, q, answer in re.findall(question, text)]
+    return re.findall(edge, edges_text), questions
 
 
 @exercise(7, 3)
@@ -1196,6 +1089,7 @@ def test_depo_by_an_independent_checker(name, options):
             cycle.append(successor[cycle[-1]])
         assert 3 <= n <= task.N, f"{n} edges, expected 3 to {task.N}"
         assert len(successor) == len(cycle) == n, f"the edges are no cycle: {text}"
+        require_names(task, cycle)
         asked = {q for _, q, _ in questions}
         counts = f"{len(questions)} questions about {len(asked)} nodes"
         assert len(asked) == len(questions) == min(10, n), f"{counts}, expected {min(10, n)}"
@@ -1207,26 +1101,26 @@ def test_depo_by_an_independent_checker(name, options):
 
 @exercise(7, 1)
 def test_depo_order_and_sizes_are_random():
+    """The orders are those on cycles of three, as steps from the first edge's source."""
     N = 9
     task = make_task("depo1", N=N, K=3, block_size=90)
     weights = {n: 1 / (n + N**0.5) for n in range(3, N + 1)}
     chances = {n: weight / sum(weights.values()) for n, weight in weights.items()}
     sizes, hops = [], []
-    turns, orders = [], []
+    orders = []
     for text in instances(task, count=3000):
         edges, questions = read_depo(task, text)
         sizes.append(len(edges))
         hops += [k for k, _, _ in questions]
         if len(edges) == 3:
-            starts = [start for start, _ in edges]
-            asked = [q for _, q, _ in questions]
-            turns.append(starts.index(edges[0][1]))  # which edge goes on where the first ends
-            orders.append((asked.index(starts[0]), (asked[0], asked[1]) in edges))
+            first, second = edges[0]
+            cycle = [first, second, dict(edges)[second]]
+            sources = tuple(cycle.index(source) for source, _ in edges)
+            orders.append((sources, tuple(cycle.index(q) for _, q, _ in questions)))
     assert drawn_as(sizes, chances), f"sizes: {Counter(sizes)}"
     assert drawn_as(hops, (1, 2, 3)), f"hops: {Counter(hops)}"
-    assert drawn_as(turns, (1, 2)), f"the edges' order is not random: {Counter(turns)}"
-    all_orders = list(product((0, 1, 2), (False, True)))
-    assert drawn_as(orders, all_orders), f"the questions' order is not random: {Counter(orders)}"
+    all_orders = list(product([(0, 1, 2), (0, 2, 1)], permutations((0, 1, 2))))
+    assert drawn_as(orders, all_orders), f"orders of edges and questions: {Counter(orders)}"
 
 
 def chances_of_words(V, low, high):
@@ -1314,16 +1208,6 @@ def is_valid(edges, q, answer):
     return all(answer.index(parent) < answer.index(child) for parent, child in of_answer)
 
 
-@parametrize("name, options", [("brevo1", dict(N=30, block_size=300)), ("brevo2", {})], ids=str)
-def test_brevo_by_an_independent_checker(name, options):
-    task = make_task(name, **options)
-    for text in instances(task):
-        edges, q, answer = read_brevo(text)
-        nodes = set(chain(*edges))
-        require_names(task, nodes)
-        assert len(nodes) <= task.N and len(answer) > 1 and is_valid(edges, q, answer)
-
-
 def test_brevo_graphs_follow_their_distribution():
     """Of the earlier nodes that are free, each number 1..min(4, free) and each set is as likely."""
     dice = tasks.random.Random(0)
@@ -1387,27 +1271,33 @@ def test_brevo_names_and_order_tell_nothing():
     assert drawn_as(nodes, "1234") and drawn_as(orders, possible)
 
 
-@parametrize("name", ("brevo1", "brevo2"))
-def test_brevo_accepts_exactly_the_valid_orders(name):
-    task, checked = make_task(name), Counter()
-    for document in task.instances(default_rng(0), [4, 5] * 20):
+@parametrize("name, options", [("brevo1", dict(N=30, block_size=300)), ("brevo2", {})], ids=str)
+def test_brevo_by_an_independent_checker(name, options):
+    """It accepts the answers. Of other answers, the task accepts exactly those that it accepts."""
+    task, verdicts = make_task(name, **options), Counter()
+    for document in task.documents(default_rng(0), 300):
         edges, q, words = read_brevo(tasks.printed(task, document))
+        nodes = set(chain(*edges))
+        require_names(task, nodes)
+        assert len(nodes) <= task.N and len(words) > 1 and is_valid(edges, q, words)
         (span,) = task.answer_spans(document)
 
-        def right(words, *end):
+        def accepts(words, *end):
             answer = task.encode(" ".join(words)) + [*end]
             return task.is_right(document, span, answer)
 
-        others = [[], words[1:], words[:-1], words[:1] + words]
-        others += [[other, *words] for other in set(chain(*edges)) - set(words)]
-        for answer in (*permutations(words), *others):
+        others = [words, [], words[1:], words[:-1], words[:1] + words]
+        others += [[other, *words] for other in nodes - set(words)]
+        for i in range(1, len(words)):
+            others.append(words[: i - 1] + [words[i], words[i - 1]] + words[i + 1 :])
+        for answer in others:
             valid = is_valid(edges, q, answer)
-            assert right(answer, task.eos) == valid
-            checked[valid] += 1
-        assert right(words, task.eos, 1)  # what follows <eos> is no text
-        assert not right(words) and not right(words, task.query, task.eos)
-        assert not right(words, 1, task.eos)  # in Brevo2 half a word
-    assert min(checked.values()) > 20
+            assert accepts(answer, task.eos) == valid
+            verdicts[valid] += 1
+        assert accepts(words, task.eos, 1)  # what follows <eos> is no text
+        assert not accepts(words) and not accepts(words, task.query, task.eos)
+        assert not accepts(words, 1, task.eos)  # in Brevo2 half a word
+    assert verdicts[True] > 300
 
 
 def test_brevo_draws_again_what_does_not_fit():
@@ -1527,14 +1417,11 @@ def test_lano_chart_equals_enumeration(cfg, root):
 
 
 def test_grammars_are_the_papers():
-    """How many rules there are, and the mean and the longest sentence: one wrong symbol shows."""
+    """By a checksum, in which any symbol shows."""
     found = {}
     for cfg, texts in tasks.GRAMMARS.items():
-        grammar = tasks.Grammar(texts)
-        rules = sum(len(choices) for choices in grammar.rules.values())
-        mean = round(float(grammar.mean[grammar.root]), 3)
-        found[cfg] = rules, mean, grammar.longest[grammar.root]
-    assert found == {"cfg3f": (54, 249.86, 729), "cfg3k": (68, 516.305, 1458)}
+        found[cfg] = zlib.crc32(repr(tasks.Grammar(texts).rules).encode())
+    assert found == {"cfg3f": 1800741889, "cfg3k": 3923363776}
 
 
 @exercise(11, 2)
@@ -1594,13 +1481,14 @@ def test_lano_scores():
 
 
 def test_capo_meets_everybody_once_an_epoch_in_new_words():
-    task, people = make_task("capo", N=30, exposures=4, block_size=120), tasks.draw_people(0, 30)
-    assert not np.array_equal(people, tasks.draw_people(1, 30))
+    task = make_task("capo", run_seed=1, N=30, exposures=4, block_size=120)
+    people = tasks.draw_people(1, 30)
+    assert not np.array_equal(people, tasks.draw_people(0, 30))
     who = {tuple(person[:3]): person for person in people.tolist()}
     met, told = [], set()
-    assert task.steps(batch_size=5) == 8  # 8 x 5 windows of 3 lives; 4 x 30 wanted
+    assert task.steps(batch_size=7) == 6  # 6 x 7 windows of 3 lives; 4 x 30 wanted
     for step in range(8):
-        tokens, mask = task.batch(0, step, 5)
+        tokens, mask = task.batch(1, step, 5)
         assert tokens.shape == (5, 121) and np.array_equal(mask, tokens > 0)
         assert not mask[:, 105:].any()
         for life in tokens[:, :105].reshape(-1, 35).tolist():
@@ -1614,6 +1502,8 @@ def test_capo_meets_everybody_once_an_epoch_in_new_words():
     for start in range(0, 120, 30):
         assert len(set(met[start : start + 30])) == len(who) == 30
     assert met[:30] != met[30:60] and len(told) == 120
+    (shown,) = task.documents(default_rng(0), 1)
+    assert tuple(shown.tokens[1:4]) in who
 
 
 def test_capo_people_and_wordings():
@@ -1622,8 +1512,9 @@ def test_capo_people_and_wordings():
         assert drawn_as(people[:, column].tolist(), range(first, first + size))
         first += size
     assert len(np.unique(people[:, :3], axis=0)) == 40_000  # chance would bring some five twice
-    assert len(np.unique(people[:, -2:], axis=0)) == 263  # an employer is in one city
     assert set(people[:, -1]) <= set(people[:, 7])
+    others = tasks.draw_people(6, 40_000)  # an employer is in one city, whatever the seed
+    assert dict(people[:, -2:].tolist()) == dict(others[:, -2:].tolist())
     wordings = make_task("capo").wordings
     assert wordings.shape == (6, 10, 3) and len(np.unique(wordings.reshape(-1, 3), axis=0)) == 60
 
@@ -1728,6 +1619,8 @@ def test_a_text_is_measured_and_a_prompt_needs_none(text_file):
     task = make_task(**settings)
     assert task.encode("né") == [1 + byte for byte in "né".encode()]
     assert task.decode(task.encode("né\n")) == "né\n"
+    typed = b"caf\xff".decode(errors="surrogateescape")  # what sys.argv makes of other bytes
+    assert task.encode(typed) == [1 + byte for byte in b"caf\xff"]
 
 
 def test_the_usual_text_is_pythons_library():
@@ -1737,11 +1630,6 @@ def test_the_usual_text_is_pythons_library():
     for pattern in ("site-packages/*/main*.py", "test/test_o*.py"):
         for file in library.glob(pattern):
             assert file.read_bytes() not in data
-
-
-def test_a_prompt_may_be_any_bytes():
-    typed = b"caf\xff".decode(errors="surrogateescape")  # as sys.argv has it
-    assert make_task("text").encode(typed) == [1 + byte for byte in b"caf\xff"]
 
 
 # ---- 4. train.py, sample.py ------------------------------------------------
@@ -1754,23 +1642,18 @@ def tiny(flags, out="run"):
     return [*TINY, *flags.split(), "--out", out]
 
 
-def about(out):
-    return json.loads(Path(out, "config.json").read_text())
-
-
 def logged(out):
     """The lines of a log. They are JSON, which has no NaN."""
     lines = Path(out, "metrics.jsonl").read_text().splitlines()
     return [json.loads(line, parse_constant=pytest.fail) for line in lines]
 
 
+def losses(out):
+    return [line["loss"] for line in logged(out)[:-1]]
+
+
 def checkpoint(out):
     return torch.load(Path(out, "ckpt.pt"), weights_only=True)
-
-
-def same_weights(one, other):
-    a, b = checkpoint(one)["model"], checkpoint(other)["model"]
-    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture
@@ -1800,26 +1683,12 @@ def refused(here, capsys):
     return check
 
 
-@contextlib.contextmanager
-def interruption(step, error):
-    """An error comes up while the batch of this step is made."""
-    make = train.Batches.__getitem__
-
-    def watched(batches, number):
-        if number == step - 1:
-            raise error
-        return make(batches, number)
-
-    with patch.object(train.Batches, "__getitem__", watched), pytest.raises(type(error)):
-        yield
-
-
 def test_command_line_end_to_end(here):
     """With so low a rate that the weights stay as they were."""
     words = TINY + "--canon DcbA --steps 50 --eval-every 30 --seed 5 --lr 1e-12".split()
     train.main(words)
     (run,) = Path("out").iterdir()
-    config, log = about(run), logged(run)
+    config, log = sample.read_config(run), logged(run)
     assert run.name == config["run"] and config["model"]["canon"] == "abcd"
     assert shlex.split(config["command"])[2:] == words
     assert [line["step"] for line in log] == [15, 20, 30, 40, 50, 50]
@@ -1874,8 +1743,6 @@ class HasAnArgument(tasks.Copy):
 def test_an_own_argument_is_a_flag(capsys):
     task, _, _, run = train.settings_of("--task own --preset nano --rounds 3".split())
     assert task.rounds == 3 and run.out.endswith("own_nano_rope_bare_rounds=3_s0")
-    task, _, _, _ = train.settings_of("--task own --preset nano --block-size 50".split())
-    assert task.block_size == 50
     with pytest.raises(SystemExit, match="0"):
         train.main(["--task", "own", "--help"])
     assert re.search(r"--rounds INT +how often the list is repeated \(2\)", capsys.readouterr().out)
@@ -1894,23 +1761,29 @@ def test_presets_name_options():
 
 
 BAD_FLAGS = [  # the flags, and what the line names
-    ("--preset huge", "preset = 'huge'"),
-    ("--steps 0", "steps = 0"),
-    ("--steps x", "--steps: invalid int value: 'x'"),
-    ("--lr nan", "lr = nan"),
-    ("--grad-accum 3", "a multiple of 3"),
-    ("--cannon abcd", "--cannon: no option of copy, model, training, run; did you mean --canon?"),
-    ("--K 5", "--K: no option of copy"),
-    ("--canon-residual false", "false: no option of copy"),
-    ("--device tpu", "PyTorch sees only: "),
-    ("--out notes.txt/run", "out = 'notes.txt/run'"),
+    ("--task sort", "task = 'sort': allowed: copy, "),
+    ("--task copy --preset huge", "preset = 'huge'"),
+    ("--task copy --N 1", "N = 1: at least 2"),
+    ("--task depo --K 5", "K = 5: "),
+    ("--task depo --word-len 3 2", "word_len = [3, 2]: "),
+    ("--task text --text none", "text = 'none': "),
+    ("--task text --text notes.txt", "text = 'notes.txt': at least 163,840 bytes"),
+    ("--task copy --steps 0", "steps = 0"),
+    ("--task copy --steps x", "--steps: invalid int value: 'x'"),
+    ("--task copy --lr nan", "lr = nan"),
+    ("--task copy --grad-accum 3", "a multiple of 3"),
+    ("--task copy --cannon abcd", "copy, model, training, run; did you mean --canon?"),
+    ("--task copy --K 5", "--K: no option of copy"),
+    ("--task copy --canon-residual false", "false: no option of copy"),
+    ("--task copy --device tpu", "PyTorch sees only: "),
+    ("--task copy --out notes.txt/run", "out = 'notes.txt/run'"),
 ]
 
 
 @parametrize("flags, words", BAD_FLAGS)
 def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused):
     Path("notes.txt").write_text("mine")
-    refused(tiny("--steps 5") + flags.split(), words)
+    refused(["--preset", "nano", *flags.split()], words)
 
 
 def test_run_names_tell_runs_apart():
@@ -1923,7 +1796,6 @@ def test_run_names_tell_runs_apart():
     flags = "--lr 3e-3 --word-len 1 2 --canon-frozen --no-canon-residual --seed 4"
     long = "word-len=1-2_no-canon-residual_canon-frozen_lr=0.003_s4"
     assert name(f"{usual} {flags}") == f"out/depo1_nano_rope_acd_{long}"
-    assert name("--task copy --preset nano --mixer gdn") == "out/copy_nano_gdn_bare_s0"
     hybrid = name("--task mano --preset nano --mixer gdn,attention --pos nope")
     assert hybrid == "out/mano_nano_gdn-attention_bare_pos=nope_s0"
 
@@ -1963,29 +1835,24 @@ def test_learning_rate_schedule():
 
 
 def test_training_and_scoring_are_in_bfloat16_if_asked(here, monkeypatch):
-    training, dtypes = [], []  # of each call of attention
+    monkeypatch.setattr(train, "check_model", lambda model, autocast: None)  # partly in float32
     attend = F.scaled_dot_product_attention
-
-    def watched(query, *rest, **named):
-        training.append(torch.is_grad_enabled())
-        dtypes.append(query.dtype)
-        return attend(query, *rest, **named)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    train.main(tiny("--steps 2 --dtype bfloat16 --pos nope"))
-    first_step = training.index(True)  # before it comes check_model, partly in float32
-    assert not training[-1] and set(dtypes[first_step:]) == {torch.bfloat16}
+    with patch.object(F, "scaled_dot_product_attention", wraps=attend) as attention:
+        train.main(tiny("--steps 2 --dtype bfloat16 --pos nope"))
+    assert {call.args[0].dtype for call in attention.call_args_list} == {torch.bfloat16}
     assert all(weight.dtype == torch.float32 for weight in checkpoint("run")["model"].values())
 
 
 def test_workers_draw_the_batches_of_the_steps_without_shared_memory():
     """Tensors would take some. A container may have too little of it, and then training waits."""
-    task, _, training, run = train.settings_of(tiny("--steps 3 --workers 2"))
+    flags = "--task mano --preset nano --steps 3 --workers 2 --device cpu"
+    task, _, training, run = train.settings_of(flags.split())
     batches = list(train.load_batches(task, training, run, steps_done=1))
     assert not any(u.is_shared() for u in chain(*batches))
-    for number, (tokens, mask, _) in enumerate(batches, 1):
+    for number, (tokens, mask, target_count) in enumerate(batches, 1):
         expected = task.batch(training.seed, number, training.batch_size)
         assert_close((tokens, mask), tuple(map(torch.from_numpy, expected)))
+        assert target_count == mask[:, 1:].sum()
 
 
 def test_compiling_changes_nothing(here):
@@ -1993,8 +1860,8 @@ def test_compiling_changes_nothing(here):
     train.main(tiny("--steps 3 --canon abcd", "plain"))
     with patch.object(torch, "compile", side_effect=without_inductor) as compiler:
         train.main(tiny("--steps 3 --canon abcd --compile", "compiled"))
-    a, b = ([line["loss"] for line in logged(out)[:-1]] for out in ("plain", "compiled"))
-    assert compiler.call_count == 2 and a == pytest.approx(b, abs=1e-3)  # a first try, the model
+    assert compiler.call_count == 2  # a first try, the model
+    assert losses("plain") == pytest.approx(losses("compiled"), abs=1e-3)
 
 
 def test_where_the_compiler_fails_a_run_goes_on_without(here, monkeypatch, capsys):
@@ -2003,7 +1870,8 @@ def test_where_the_compiler_fails_a_run_goes_on_without(here, monkeypatch, capsy
     flags.remove("--no-compile")
     with patch.object(torch, "compile", side_effect=RuntimeError("no C++ compiler")):
         train.main(flags)
-    assert "no C++ compiler" in capsys.readouterr().err and about("run")["compiled"] is False
+    assert "no C++ compiler" in capsys.readouterr().err
+    assert not sample.read_config("run")["compiled"]
 
 
 # -- What a run promises
@@ -2016,6 +1884,7 @@ class DropsOut(Canon):
 
 class ScoresInNumPy(tasks.Copy):
     def evaluate(self, model, seed, n):
+        assert not model.training
         scores = super().evaluate(model, seed, n)
         return {name: np.float64(score) for name, score in scores.items()}
 
@@ -2050,17 +1919,25 @@ def test_resume_goes_on_as_if_never_stopped(here, capsys):
         train.main(["--resume", "run"])
         assert f"goes on after step {step}" in capsys.readouterr().out
         assert steady("run") == steady("whole") and logged("run")[-1]["seconds"] >= 1000
-    assert same_weights("run", "whole")
+    assert_close(checkpoint("run")["model"], checkpoint("whole")["model"], atol=0, rtol=0)
 
 
 def test_a_folder_has_one_run(refused):
     """Also before its first checkpoint. Resumed, it begins again."""
     train.main(tiny("--steps 20", "whole"))
-    with interruption(5, KeyError()):
+    with patch.object(train, "train", side_effect=KeyError), pytest.raises(KeyError):
         train.main(tiny("--steps 20"))
     refused(tiny("--steps 20"), "out = 'run': has a run: --resume run, or remove it")
     train.main(["--resume", "run"])
-    assert same_weights("run", "whole")
+    assert_close(checkpoint("run")["model"], checkpoint("whole")["model"], atol=0, rtol=0)
+    Path("run/config.json").unlink()
+    refused(tiny("--steps 20"), "out = 'run': has a run: --resume run, or remove it")
+
+
+def test_a_long_step_is_announced(here, monkeypatch, capsys):
+    monkeypatch.setattr(train, "CPU_SPEED", 1e5)
+    train.main(tiny("--steps 1"))
+    assert "a step may take some" in capsys.readouterr().out
 
 
 def test_a_resumed_run_keeps_its_settings(refused):
@@ -2069,11 +1946,19 @@ def test_a_resumed_run_keeps_its_settings(refused):
     refused(["--resume", "run", "--out", "other"], "stays in run")
     refused(["--resume", "nowhere"], "no run in nowhere")
     refused(["--resume", "run", "--task", "depo"], "task = 'depo': a resumed run keeps its own")
-    said = about("run")
+    said = sample.read_config("run")
     del said["training"]["clip"]  # an option that came later has its default
     Path("run/config.json").write_text(json.dumps(said))
     _, _, training, run = train.settings_of("--resume run --workers 3".split())
     assert (training.clip, training.steps, run.workers, run.out) == (1.0, 20, 3, "run")
+
+
+def test_a_run_does_not_go_on_with_another_text(refused, text_file):
+    flags = "--task text --text text.bin --preset nano --n-layer 1 --d-model 16 --steps 1"
+    flags += " --device cpu --no-compile --workers 0 --batch-size 1 --eval-size 1 --out run"
+    train.main(flags.split())
+    text_file.write_bytes(text_file.read_bytes() + b"?")
+    refused(["--resume", "run"], "size = 186369: the run began with 186368")
 
 
 class RunsCode:
@@ -2095,16 +1980,11 @@ def test_damaged_files_are_refused(refused):
 
 
 @parametrize("what, bad", [("loss", (math.nan, 1)), ("gradient", (1, math.inf))])
-def test_what_is_not_finite_ends_the_run(what, bad, here, monkeypatch, capsys):
+def test_what_is_not_finite_ends_the_run(what, bad, here, capsys):
     """Before it is saved."""
-    real, steps = train.train_step, iter(range(60))
-
-    def broken(*arguments):
-        right = real(*arguments)
-        return right if next(steps) < 20 else tuple(map(torch.tensor, bad))
-
-    monkeypatch.setattr(train, "train_step", broken)
-    with pytest.raises(SystemExit, match="^1$"):
+    steps = [torch.ones(2)] * 20 + [torch.tensor(bad)] * 20
+    ends = pytest.raises(SystemExit, match="^1$")
+    with patch.object(train, "train_step", side_effect=steps), ends:
         train.main(tiny("--steps 60 --eval-every 20"))
     assert f"step 40: {what} = " in capsys.readouterr().err.splitlines()[-1]
     assert checkpoint("run")["step"] == 20
@@ -2164,57 +2044,14 @@ def test_a_fault_of_ones_own_keeps_its_traceback(task, workers, error, here):
     assert not multiprocessing.active_children()
 
 
-def sgd(model, training):
-    return torch.optim.SGD(model.parameters(), training.lr, weight_decay=np.sqrt(0.01))
-
-
-@patch.dict(train.OPTIMIZERS, own=sgd)
-def test_a_checkpoint_that_nobody_could_read_is_not_saved(here):
-    """NumPy's numbers would be refused. The run ends at its first checkpoint, not its last."""
-    with pytest.raises(pickle.UnpicklingError, match="numpy"):
-        train.main(tiny("--steps 60 --optimizer own"))
-    assert not Path("run/ckpt.pt").exists()
-
-
-class AsksNothing(tasks.Copy):
-    def training_documents(self, rng, count):
-        return [Document(document.tokens) for document in self.documents(rng, count)]
-
-
-@patch.dict(tasks.TASKS, copy=AsksNothing)
-def test_a_batch_without_targets_has_a_loss_of_zero(here):
-    train.main(tiny("--steps 20"))
-    assert [line["loss"] for line in logged("run")[:-1]] == [0, 0]
-
-
-@parametrize("stream", ("stdout", "stderr"))
-def test_a_closed_stream_is_no_fault(stream, here, monkeypatch):
-    """As after `>&-` in a shell."""
-    monkeypatch.setattr(sys, stream, None)
-    train.main(tiny("--steps 20"))
-    train.main(["--resume", "run"])
-    assert logged("run")[-1]["final"]
-
-
 # -- Processes
 
 
-@parametrize("name", ("RANK", "WORLD_SIZE"))
-def test_one_variable_of_torchruns_is_not_enough(name, monkeypatch):
-    monkeypatch.setenv(name, "3")
-    names = runpy.run_path(HERE / "train.py")
-    assert (names["RANK"], names["WORLD"]) == (0, 1)
-
-
-ENDLESS = "--steps 1000000 --eval-every 20"
-
-
-@contextlib.contextmanager
-def in_the_background(*command):
-    """A process, once its training has saved a checkpoint. Neither it nor its children outlive the
-    block."""
+@parametrize("number", (signal.SIGINT, signal.SIGKILL))
+def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
+    """Ctrl-C and `kill -9`, which reach all processes."""
     process = subprocess.Popen(
-        [sys.executable, *command],
+        [sys.executable, HERE / "train.py", *tiny("--steps 1000000 --eval-every 20 --workers 2")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -2223,40 +2060,19 @@ def in_the_background(*command):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
-        while not list(Path().rglob("ckpt.pt")):
+        while not Path("run/ckpt.pt").exists():
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()  # torchrun ends its processes, which are not of this group
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=60)
-        with contextlib.suppress(ProcessLookupError):  # usually all have ended
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def children(pid):
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(word) for word in found.stdout.split()]
-
-
-def are_gone(processes):
-    for _ in range(200):
-        if not any(Path(f"/proc/{pid}").exists() for pid in processes):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-@parametrize("number", (signal.SIGINT, signal.SIGKILL))
-def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
-    """Ctrl-C and `kill -9`, which reach all processes."""
-    with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
-        workers = children(process.pid)
         os.killpg(process.pid, number)
         said = process.communicate(timeout=120)[1]
+        with pytest.raises(ProcessLookupError):  # its workers are gone, too
+            for _ in range(200):
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     step = checkpoint("run")["step"]
-    assert len(workers) == 2 and are_gone(workers)
     if number == signal.SIGKILL:
         assert process.returncode == -number
     else:
@@ -2266,35 +2082,15 @@ def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
         assert process.returncode == 130 and "Traceback" not in said
 
 
-def test_a_worker_that_is_killed_ends_its_run(here):
-    with in_the_background(HERE / "train.py", *tiny(ENDLESS + " --workers 2")) as process:
-        one, other = children(process.pid)
-        os.kill(one, signal.SIGKILL)
-        assert "Traceback" in process.communicate(timeout=120)[1]
-    assert process.returncode == 1 and are_gone([other])
-
-
 def test_two_processes_train_as_one_does(here):
-    """With unequal numbers of targets. After Ctrl-C one goes on."""
+    """With unequal numbers of targets."""
     flags = "--task depo0 --preset nano --N 3 --K 1 --block-size 40 --n-layer 1 --d-model 16"
-    flags = f"{flags} --canon a --device cpu --no-compile --batch-size 6 --eval-size 16"
-    words = [*flags.split(), *ENDLESS.split(), "--out"]
-    torchrun = "-m torch.distributed.run --standalone --nproc_per_node=2".split()
-    with in_the_background(*torchrun, HERE / "train.py", *words, "run") as process:
-        both = children(process.pid)
-        for pid in (process.pid, *both):  # as a terminal does
-            os.kill(pid, signal.SIGINT)
-        said = process.communicate(timeout=120)[1]
-    assert len(both) == 2 and are_gone(both) and said.count("train.py: stopped") == 1
-    steps = checkpoint("run")["step"]
-    assert about("run")["processes"] == 2
-    for command in (["--resume", "run"], [*words, "one"]):
-        with interruption(steps + 20, KeyError()):
-            train.main(command)
-    losses = []
-    for out in ("run", "one"):
-        losses.append({line["step"]: line["loss"] for line in logged(out)})
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and max(losses[0]) >= steps
+    flags += " --canon a --device cpu --no-compile --batch-size 6 --eval-size 16 --steps 40"
+    train.main([*flags.split(), "--out", "one"])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run([*command, HERE / "train.py", *flags.split(), "--out", "two"], check=True)
+    assert sample.read_config("two")["processes"] == 2
+    assert losses("one") == pytest.approx(losses("two"), rel=1e-4)
 
 
 # -- Every task is trained, and Copy is learnt
@@ -2318,11 +2114,10 @@ def test_copy_is_learnt(flags, least, most, here):
 
 
 @parametrize("name", tasks.TASKS)
-def test_every_task_is_trained(name, here, capsys):
+def test_every_task_is_trained(name, here):
     usual = "--preset nano --steps 2 --no-compile --workers 0 --batch-size 4 --eval-size 4"
     train.main(["--task", name, *usual.split(), "--out", "run"])
     assert set(logged("run")[-1]["eval"]) == set(make_task(name).units)
-    assert "2 steps of 4 windows" in capsys.readouterr().out
 
 
 # -- sample.py
@@ -2339,7 +2134,7 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     capsys.readouterr()
     sample.main(["run", "--count", "4"])
     shown = capsys.readouterr().out.strip().split("\n\n")
-    assert len(shown) == 4
+    assert len(set(shown)) == 4
     for text in shown:
         given, _, _ = text.partition("[")
         prompt = task.encode(given)
@@ -2442,13 +2237,9 @@ def test_curves_are_runs_and_their_mean():
 
 
 def test_a_single_evaluation_is_seen():
-    figure = plot.curves({"with": [toy_run("with", 0.5, canon="abcd")]})
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3]  # rows from below
-    left, bottom, right, top = figure.axes[0].get_window_extent().extents.astype(int)
-    orange = pixels[bottom:top, left:right] == (0xE8, 0x59, 0x0C)
-    assert orange.all(-1).sum() > 20
+    """A line of one point would be invisible."""
+    (axis,) = plot.curves({"with": [toy_run("with", 0.5, canon="abcd")]}).axes
+    assert axis.lines[0].get_marker() == "o"
 
 
 def test_bars_are_means_and_dots_are_runs():
@@ -2508,33 +2299,11 @@ def test_inside_shows_the_tokens_that_get_attention(refused):
 
 # ---- 6. The pages ----------------------------------------------------------
 
-PAGES = [HERE / "README.md"]
-for folder in ("results", "examples", "benchmarks", "assignment"):
-    PAGES += sorted((HERE / folder).rglob("*.md"))
-
-
-def anchors(page):
-    """What GitHub calls the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
-    return {word.replace(" ", "-") for word in words}
-
-
-@parametrize("page", PAGES, ids=str)
-def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        if link.startswith("http"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
-
 
 def test_the_commands_shown_are_allowed():
     """Each `python train.py --task ..` of these pages."""
     shown = 0
-    for page in PAGES:
+    for page in chain(HERE.glob("*.md"), HERE.glob("*/*.md")):
         text = page.read_text().replace("\\\n", " ")
         for command in re.findall(r"python train\.py (--task [^#\n|`]*)", text):
             if "--text" not in command:
