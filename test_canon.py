@@ -13,6 +13,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import re
 import runpy
 import shlex
@@ -290,6 +291,26 @@ def test_compiled_code_is_not_taken_for_exported(monkeypatch):
     monkeypatch.setattr(kernels, "causal_conv_reference", None)
     compiled = torch.compile(causal_conv, fullgraph=True, backend="eager")
     compiled(torch.randn(1, 5, 2), torch.randn(4, 2))
+
+
+@parametrize("name", ("causal_conv_reference", PYTORCH, pytest.param(TRITON, marks=needs_triton)))
+def test_torch_func_is_right_or_refused(name):
+    """A gradient per sequence, with shared weights and with different ones. In forward mode, a
+    derivative of 0 would be wrong in silence."""
+    conv = getattr(kernels, name)
+    x, weight, dy = conv_inputs(3, 5, 4)
+    for w, axis in ((weight, None), (torch.randn(3, 4, 4, device=DEVICE), 0)):
+
+        def loss(w, x, dy):
+            return (conv(x[None], w) * dy).sum()
+
+        got = torch.func.vmap(torch.func.grad(loss), (axis, 0, 0))(w, x, dy)
+        each = w.expand(3, 4, 4) if axis is None else w
+        want = [conv_exact(x[i : i + 1], each[i], dy[i : i + 1])[2] for i in range(3)]
+        assert_same("dw", got.double(), torch.stack(want), atol=1e-5, rtol=1e-5)
+    if name != "causal_conv_reference":
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            torch.func.jvp(lambda x: conv(x, weight), (x,), (x,))
 
 
 class Spread(torch.Tensor):
@@ -2044,7 +2065,46 @@ def test_a_fault_of_ones_own_keeps_its_traceback(task, workers, error, here):
     assert not multiprocessing.active_children()
 
 
+def sgd(model, training):
+    return torch.optim.SGD(model.parameters(), training.lr, weight_decay=np.sqrt(0.01))
+
+
+@patch.dict(train.OPTIMIZERS, own=sgd)
+def test_a_checkpoint_that_nobody_could_read_is_not_saved(here):
+    """NumPy's numbers would be refused. The run ends at its first checkpoint, not its last."""
+    with pytest.raises(pickle.UnpicklingError, match="numpy"):
+        train.main(tiny("--steps 60 --optimizer own"))
+    assert not Path("run/ckpt.pt").exists()
+
+
+class AsksNothing(tasks.Copy):
+    def training_documents(self, rng, count):
+        return [Document(document.tokens) for document in self.documents(rng, count)]
+
+
+@patch.dict(tasks.TASKS, copy=AsksNothing)
+def test_a_batch_without_targets_has_a_loss_of_zero(here):
+    train.main(tiny("--steps 20"))
+    assert [line["loss"] for line in logged("run")[:-1]] == [0, 0]
+
+
+@parametrize("stream", ("stdout", "stderr"))
+def test_a_closed_stream_is_no_fault(stream, here, monkeypatch):
+    """As after `>&-` in a shell."""
+    monkeypatch.setattr(sys, stream, None)
+    train.main(tiny("--steps 20"))
+    train.main(["--resume", "run"])
+    assert logged("run")[-1]["final"]
+
+
 # -- Processes
+
+
+@parametrize("name", ("RANK", "WORLD_SIZE"))
+def test_one_variable_of_torchruns_is_not_enough(name, monkeypatch):
+    monkeypatch.setenv(name, "3")
+    names = runpy.run_path(HERE / "train.py")
+    assert (names["RANK"], names["WORLD"]) == (0, 1)
 
 
 @parametrize("number", (signal.SIGINT, signal.SIGKILL))
