@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 import examples.longer  # adds the task "longer"
+import examples.sets
 import plot
 
 
@@ -61,6 +62,8 @@ LONGER = {}  # trained on lists of up to 16 numbers
 for name, pos in (("RoPE", "rope"), ("RoPE(1/4)", "rope4"), ("ALiBi", "alibi"), ("NoPE", "nope")):
     LONGER[name] = f"--pos {pos} --n-layer 2 --steps 3000"
     LONGER[f"{name} + Canon"] = f"--pos {pos} --canon abcd --n-layer 2 --steps 3000"
+
+SETS = {label: f"{flags} --n-layer 2 --steps 12000" for label, flags in PAIRS.items()}
 
 HOPS = {"k=1": "one hop", "k=2": "two hops", "k=3": "three hops", "k=4": "four hops"}
 
@@ -167,6 +170,14 @@ COMPARISONS = {
         models=LONGER,
         scores={f"{length} numbers": f"{length} numbers" for length in (16, 24, 32)},
         program="examples/longer.py",
+    ),
+    "sets_nano": Comparison(  # four minutes a run
+        title="Are two lists the same set? With RoPE, Canon learns it more slowly",
+        tasks=("sets",),
+        models=SETS,
+        scores={"answers": "right answers"},
+        figure=plot.curves,
+        program="examples/sets.py",
     ),
     "points_nano": Comparison(  # 15 seconds a run
         title="With NoPE, B alone is enough to copy 16 numbers",

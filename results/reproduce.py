@@ -190,6 +190,8 @@ def main(argv=None):
     except Refused as error:
         parser.error(str(error))
     drawn = {label: runs for label, runs in groups.items() if runs}
+    if not drawn:
+        parser.error("there are no runs of it yet; add --train")
     figure = comparison.figure(drawn, comparison.title, comparison.scores)
     plot.save(figure, Path("out", f"{options.name}.png"))
     print(f"\n{table(options.name, groups)}")

@@ -168,7 +168,20 @@ def test_beyond_the_trained_length():
     assert max(of["RoPE"] + of["RoPE + Canon"]) <= 0.1
 
 
+def test_where_order_means_nothing():
+    groups = reproduce.groups_of("sets_nano", RUNS)
+    for pos in ("RoPE", "NoPE"):
+        with_canon = plot.last_scores(groups[f"{pos} + Canon"], "answers")
+        assert max(with_canon) > min(plot.last_scores(groups[pos], "answers"))
+    early = {}
+    for label, runs in groups.items():
+        early[label] = [plot.values_by_step(run, "answers")[3000] for run in runs]
+    assert max(early["RoPE + Canon"]) < min(early["RoPE"])
+    assert max(early["NoPE + Canon"]) > min(early["NoPE"])
+
+
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
+TABLES += ["sets_nano"]
 
 
 @pytest.mark.parametrize("name", TABLES)
