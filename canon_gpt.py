@@ -298,9 +298,12 @@ class Rotary(Positions):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def _apply(self, fn, recurse=True):
-        """What model.to(..), bfloat16() and to_empty(..) call. It makes new tables, because
+        """What model.to(..), bfloat16() and to_empty(..) call. The tables are made again, because
         bfloat16 is too coarse for them, and an empty one would hold anything."""
-        self.make_tables(fn(torch.empty(0)).device)
+        device = fn(torch.empty(0)).device
+        self.cos, self.sin = None, None  # PyTorch leaves out a buffer that is None
+        super()._apply(fn, recurse)
+        self.make_tables(device)
         return self
 
     def turn(self, x, start):

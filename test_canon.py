@@ -436,12 +436,16 @@ def test_rotary_multiplies_complex_numbers(dims):
 def test_rotary_tables_are_right_on_any_device_and_in_any_dtype():
     model, tokens = small_model(), some_tokens()
     with torch.device("meta"):
-        empty = small_model()
-    for tables in (model.bfloat16().float(), empty.to_empty(device="cpu")):
-        tables.load_state_dict(model.state_dict())
-        cos = tables.blocks[1].mixer.positions.cos
-        assert_same("cos", cos, canon_gpt.rotary_angles(torch.arange(24), 8, 1e4).cos())
-    assert_same("logits", empty(tokens)[0], model(tokens)[0])
+        empty, assigned = small_model(), small_model()
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    want, _ = model(tokens)
+    for other in (empty, assigned.to("cpu"), model.double().float()):
+        assert_same("logits", other(tokens)[0], want)
+    positions = model.bfloat16().blocks[1].mixer.positions
+    assert_same("cos", positions.cos, canon_gpt.rotary_angles(torch.arange(24), 8, 1e4).cos())
+    positions.learnt = torch.nn.Parameter(torch.ones(1))
+    assert model.double().blocks[1].mixer.positions.learnt.dtype == torch.float64
 
 
 def attention_by_hand(layer, x, pos):
