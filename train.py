@@ -603,9 +603,9 @@ def check_model(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
-# On one CPU core, compiling takes 26 to 55 seconds and saves some 1e-7 seconds per token, layer and
-# channel (benchmarks/step.py), so it pays from 4e8 of them on.
-WORTH_COMPILING = 4e8
+# On one CPU core, compiling a Transformer takes 18 to 35 seconds, and saves 2e-8 to 5e-8 seconds per
+# token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
+WORTH_COMPILING = 7e8
 
 
 def decide_compile(config, training, run):
