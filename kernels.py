@@ -474,10 +474,10 @@ if triton is not None:
         store_dw(dw_ptr + H, D, exists, dw_up)
 
 
-# (WARPS, COLS) of each kernel, powers of two. On an H200, these were the fastest of those tried;
-# another GPU may prefer others.
-FORWARD_TILE, BACKWARD_TILE = (4, 128), (8, 64)
-GATED_FORWARD_TILE, GATED_BACKWARD_TILE = (4, 64), (4, 64)  # two halves take twice the registers
+# {gated: (WARPS, COLS)}, powers of two. On an H200, these were the fastest of those tried; another
+# GPU may prefer others.
+FORWARD_TILES = {False: (4, 128), True: (4, 64)}
+BACKWARD_TILES = {False: (8, 64), True: (4, 64)}
 
 
 def launch(triton_kernel, tile, tokens, x, weight, y, *others, residual):
@@ -516,8 +516,8 @@ def forward_op(
     """y"""
     y = forward_op_fake(x, weight, residual, gated)
     triton_kernel = gated_forward_kernel if gated else forward_kernel
-    tile = GATED_FORWARD_TILE if gated else FORWARD_TILE
-    launch(triton_kernel, tile, ROWS.value, x, weight, y, residual=residual)
+    tile, tokens = FORWARD_TILES[gated], ROWS.value
+    launch(triton_kernel, tile, tokens, x, weight, y, residual=residual)
     return y
 
 
@@ -534,8 +534,7 @@ def backward_op(
     """dx, and what each segment adds to dw (B, segments, kernel, D)"""
     dx, dw_parts = backward_op_fake(dy, x, weight, residual, gated)
     triton_kernel = gated_backward_kernel if gated else backward_kernel
-    tile = GATED_BACKWARD_TILE if gated else BACKWARD_TILE
-    tokens = STEPS.value * ROWS.value
+    tile, tokens = BACKWARD_TILES[gated], STEPS.value * ROWS.value
     launch(triton_kernel, tile, tokens, x, weight, dy, dx, dw_parts, residual=residual)
     return dx, dw_parts
 
@@ -543,7 +542,7 @@ def backward_op(
 @backward_op.register_fake
 def backward_op_fake(dy, x, weight, residual, gated):
     B, T, D = x.shape
-    WARPS, _ = GATED_BACKWARD_TILE if gated else BACKWARD_TILE
+    WARPS, _ = BACKWARD_TILES[gated]
     segments = triton.cdiv(T, WARPS * STEPS.value * ROWS.value)
     return x.new_empty(B, T, D), x.new_empty(B, segments, *weight.shape, dtype=torch.float32)
 

@@ -327,10 +327,12 @@ def set_up(task, config, training, run, command):
     torch.set_float32_matmul_precision("highest")  # the check looks for small differences
     check_model(model, mixed_precision(training, run))
     torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
+    # The folder keeps what was asked for: a resumed run, maybe on another device, decides again.
+    about = about_run(task, config, training, run, model, command)
     run.compile = decide_compile(config, training, run)
 
     if run.resume is None and RANK == 0:
-        make_folder(run.out, about_run(task, config, training, run, model, command))
+        make_folder(run.out, about | {"compiled": run.compile})
     progress = restore(run.out, model, optimizer)  # a new run has nothing to restore
     if RANK == 0:
         announce(model, training, run, progress["step"])
@@ -474,7 +476,6 @@ def about_run(task, config, training, run, model, command):
         "date": time.strftime("%Y-%m-%d"),
         "device": processor_name(run.device),
         "processes": WORLD,
-        "compiled": run.compile,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -10,6 +10,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where tasks.py is
 import train
+from canon_gpt import require
 from tasks import EVAL, TASKS, Document, Task, share
 
 
@@ -24,6 +25,7 @@ class Sets(Task):
 
     def __init__(self, N=16, block_size=40):
         super().__init__(block_size)
+        require(N > self.size, "N", N, f"more than {self.size}")
         self.check_fits(2 * self.size + 4)
         self.N = N
         numbers = [str(number) for number in range(1, N + 1)]

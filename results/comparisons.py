@@ -8,7 +8,7 @@ The minutes are for one CPU core.
 from dataclasses import dataclass
 from typing import Callable
 
-import examples.longer  # adds the task "longer"
+import examples.longer  # adds the task "longer", and the next one "sets"
 import examples.sets
 import plot
 
