@@ -60,7 +60,7 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
     h, w = x.to(dtype), weight.to(dtype)
     # exercise 1: z
     n = kernel - 1  # how many inputs before x it needs
-    # F.pad counts from the last dim: nothing on the channels, then n rows of zeros before time.
+    # F.pad counts from the last dim: nothing on the channels, then n zeros before the first token.
     longer = F.pad(h, (0, 0, n, 0)) if tail is None else torch.cat([tail.to(dtype), h], dim=1)
     z = 0
     for i in range(kernel):
@@ -177,8 +177,8 @@ def causal_conv_pytorch(x, weight, residual=True):
 # weight times tile. So it would load each number of x four times. Three of these loads find it in a
 # cache, but each is one more instruction, and one more thing to wait for.
 #
-# The kernel below loads each row once. A thread keeps its channels of ROWS tokens in registers,
-# and those of the three tokens above. It computes each y from four of these rows:
+# In the kernels of this section, a thread keeps its channels of ROWS tokens in registers, and those
+# of the three tokens before them. It computes each y from four of these rows:
 #
 #     in registers   x_{t-3}   x_{t-2}   x_{t-1}   x_t       x_{t+1}   x_{t+2}   ..
 #
@@ -186,22 +186,21 @@ def causal_conv_pytorch(x, weight, residual=True):
 #     y_{t+1}                  w_3       w_2       w_1       w_0
 #     y_{t+2}                            w_3       w_2       w_1       w_0
 #
-# It asks for all rows before it uses the first, so that it waits for memory once. On an H100, this
-# took as long as a copy of x.
+# For 8 tokens that is 11 loads, where the naive kernel has 32. It asks for all rows before it uses
+# the first, so that it waits for memory once. On an H100, this took as long as a copy of x.
 #
-# A program has WARPS warps, groups of 32 threads. Each warp takes ROWS tokens, right below those of
-# the warp before, and COLS channels, two or four a thread. The tokens of a program are a *segment*
-# of the sequence, its channels a *strip*. Only the three rows above a warp's own are loaded by two
-# warps.
+# A program has WARPS warps, groups of 32 threads. Each warp takes the next ROWS tokens, and COLS
+# channels, two or four a thread. The tokens of a program are a *segment* of the sequence, its
+# channels a *strip*.
 #
 # A variable of a Triton kernel holds a whole block of numbers. Here a block is (WARPS, COLS): one
-# row of each warp. All of a warp's rows are a tuple of blocks. A loop over tl.static_range is
-# written out when the kernel is compiled, so each row has its own registers. Sums over blocks of a
-# tuple stay within a thread.
+# row for each warp. (Triton lays it out so. No result depends on it.) All of a warp's rows are a
+# tuple of blocks. A loop over tl.static_range is written out when the kernel is compiled, so each
+# row has its own registers, and to add two rows no thread needs numbers of another.
 #
 # Backward. By section 2, dx looks ahead: the same picture, with dy in place of x, and the three
-# rows below. dw_i is the sum over tokens of dy_{t+i} times x_t. A thread adds it up in registers
-# while its warp takes STEPS groups of ROWS tokens, one below the other. At the end, each program
+# rows after a warp's own. dw_i is the sum over tokens of dy_{t+i} times x_t. A thread adds it up in
+# registers while its warp takes STEPS groups of ROWS tokens in a row. At the end, each program
 # writes what its segment adds to dw, in float32, and PyTorch sums over the segments. Unlike atomic
 # additions, this gives the same bits in every run.
 
@@ -213,14 +212,14 @@ if triton is not None:
     STEPS = tl.constexpr(4)  # times ROWS tokens, what a warp takes in the backward kernel
 
     @triton.jit
-    def place(
+    def my_part(
         T,
-        D: tl.constexpr,  # for each value of a constexpr, Triton compiles a kernel of its own
+        width: tl.constexpr,  # for each value of a constexpr, Triton compiles another kernel
         WARPS: tl.constexpr,
         COLS: tl.constexpr,
         TOKENS: tl.constexpr,  # of a warp
     ):
-        """Which part of y (B, T, D) a program works on. Neighbouring programs take neighbouring
+        """Which part of y (B, T, width) a program works on. Neighbouring programs take neighbouring
         strips of the same segment, so that together they read whole rows.
 
         segment   its number among those of all sequences
@@ -229,22 +228,22 @@ if triton is not None:
         column    (1, COLS), the channels of the strip
         """
         program = tl.program_id(0)  # 0, 1, .., a different one in each program
-        strips = tl.cdiv(D, COLS)
-        segments = tl.cdiv(T, WARPS * TOKENS)  # of a sequence
+        strips = tl.cdiv(width, COLS)
+        per_sequence = tl.cdiv(T, WARPS * TOKENS)  # segments
         segment = program // strips
-        sequence = (segment // segments).to(tl.int64)  # 64 bits, for x of more than 2^31 numbers
+        sequence = (segment // per_sequence).to(tl.int64)  # 64 bits: x may have over 2^31 numbers
         warp = tl.arange(0, WARPS)[:, None]
-        t = ((segment % segments) * WARPS + warp) * TOKENS
+        t = ((segment % per_sequence) * WARPS + warp) * TOKENS
         column = (program % strips) * COLS + tl.arange(0, COLS)[None, :]
         return segment, sequence, t, column
 
     # In the helpers below, `ptr` (1, COLS) has the address of each column's first number, `exists`
-    # (1, COLS) tells which columns exist, and `D` is how far the next row is.
+    # (1, COLS) tells which columns exist, and the next row is `stride` numbers further on.
 
     @triton.jit
     def load_weight(
         ptr,
-        D: tl.constexpr,
+        stride: tl.constexpr,
         exists,
         WARPS: tl.constexpr,
         KERNEL: tl.constexpr,
@@ -254,14 +253,14 @@ if triton is not None:
         ptr = tl.broadcast_to(ptr, (WARPS, ptr.shape[1]))  # the same weights in each warp
         w = ()
         for i in tl.static_range(KERNEL):
-            w_i = tl.load(ptr + i * D, mask=exists, other=0.0).to(tl.float32)
+            w_i = tl.load(ptr + i * stride, mask=exists, other=0.0).to(tl.float32)
             if RESIDUAL and i == 0:
                 w_i += 1
             w += (w_i,)
         return w
 
     @triton.jit
-    def load_rows(ptr, D: tl.constexpr, exists, first, T, COUNT: tl.constexpr):
+    def load_rows(ptr, stride: tl.constexpr, exists, first, T, COUNT: tl.constexpr):
         """The rows of COUNT tokens, a tuple of blocks (WARPS, COLS) in float32. `first` (WARPS, 1)
         is each warp's first token. What lies before the start, beyond the end or beyond the last
         column reads as 0."""
@@ -270,33 +269,33 @@ if triton is not None:
         for r in tl.static_range(COUNT):
             t = first + r
             mask = (t >= 0) & (t < T) & exists
-            row = tl.load(ptr + t.to(tl.int64) * D, mask=mask, other=0.0)
+            row = tl.load(ptr + t.to(tl.int64) * stride, mask=mask, other=0.0)
             rows += (row.to(tl.float32),)
         # end of exercise
         return rows
 
     @triton.jit
     def weighted_sums(w, rows, AHEAD: tl.constexpr):
-        """The picture above: the weighted sum of each len(w) neighbouring rows, a tuple of blocks.
-        In a sum that looks back, w_0 belongs to the last row; in one that looks AHEAD, to the
-        first."""
+        """The picture above: a weighted sum of each len(w) consecutive rows, a tuple of blocks. If
+        it looks back, w_0 belongs to the last row, and if it looks AHEAD, to the first."""
         # exercise 12
         sums = ()
         for r in tl.static_range(len(rows) - len(w) + 1):
             total = tl.zeros_like(w[0])
             for i in tl.static_range(len(w)):
-                total += w[i] * rows[r + i if AHEAD else r + len(w) - 1 - i]
+                row = rows[r + i] if AHEAD else rows[r + len(w) - 1 - i]
+                total += w[i] * row
             sums += (total,)
         # end of exercise
         return sums
 
     @triton.jit
-    def store_rows(ptr, D: tl.constexpr, exists, first, T, rows):
+    def store_rows(ptr, stride: tl.constexpr, exists, first, T, rows):
         """The reverse of `load_rows`."""
         for r in tl.static_range(len(rows)):
             t = first + r
             row = rows[r].to(ptr.dtype.element_ty)  # from float32 to the dtype that ptr points to
-            tl.store(ptr + t.to(tl.int64) * D, row, mask=(t < T) & exists)
+            tl.store(ptr + t.to(tl.int64) * stride, row, mask=(t < T) & exists)
 
     @triton.jit
     def forward_kernel(
@@ -311,21 +310,22 @@ if triton is not None:
         COLS: tl.constexpr,
     ):
         """Write y."""
-        segment, sequence, t, column = place(T, D, WARPS, COLS, TOKENS=ROWS)
+        segment, sequence, t, column = my_part(T, D, WARPS, COLS, TOKENS=ROWS)
         exists = column < D
         x_ptr += sequence * T * D + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
         w = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
         # exercise 12
-        above: tl.constexpr = KERNEL - 1  # how many rows above the warp's own
-        x = load_rows(x_ptr, D, exists, t - above, T, COUNT=above + ROWS)
+        before: tl.constexpr = KERNEL - 1  # how many rows before the warp's own
+        x = load_rows(x_ptr, D, exists, t - before, T, COUNT=before + ROWS)
         y = weighted_sums(w, x, AHEAD=False)
         store_rows(y_ptr, D, exists, t, T, y)
         # end of exercise
 
     @triton.jit
     def add_products(dw, dy, x):
-        """dw_i + sum_t dy_{t+i} * x_t over the tokens of x, which are also the first of dy."""
+        """dw_i + sum_t dy_{t+i} * x_t over the tokens t of x. dy has these, and len(dw) - 1 more at
+        the end."""
         # exercise 13
         more = ()  # a tuple cannot be changed, so each step makes a new one
         for i in tl.static_range(len(dw)):
@@ -337,10 +337,10 @@ if triton is not None:
         return more
 
     @triton.jit
-    def store_dw(ptr, D: tl.constexpr, exists, dw):
+    def store_dw(ptr, stride: tl.constexpr, exists, dw):
         for i in tl.static_range(len(dw)):
             dw_i = tl.sum(dw[i], axis=0, keep_dims=True)  # over the warps: (1, COLS)
-            tl.store(ptr + i * D, dw_i, mask=exists)
+            tl.store(ptr + i * stride, dw_i, mask=exists)
 
     @triton.jit
     def backward_kernel(
@@ -357,7 +357,7 @@ if triton is not None:
         COLS: tl.constexpr,
     ):
         """Write dx, and what each segment adds to dw."""
-        segment, sequence, t, column = place(T, D, WARPS, COLS, TOKENS=STEPS * ROWS)
+        segment, sequence, t, column = my_part(T, D, WARPS, COLS, TOKENS=STEPS * ROWS)
         exists = column < D
         x_ptr += sequence * T * D + column
         dy_ptr += sequence * T * D + column
@@ -365,10 +365,10 @@ if triton is not None:
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
         w = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
         # exercise 13
-        below: tl.constexpr = KERNEL - 1  # how many rows below the warp's own
+        after: tl.constexpr = KERNEL - 1  # how many rows after the warp's own
         dw = (tl.zeros_like(w[0]),) * KERNEL
         for _ in range(STEPS):
-            dy = load_rows(dy_ptr, D, exists, t, T, COUNT=ROWS + below)
+            dy = load_rows(dy_ptr, D, exists, t, T, COUNT=ROWS + after)
             x = load_rows(x_ptr, D, exists, t, T, COUNT=ROWS)
             dw = add_products(dw, dy, x)
             dx = weighted_sums(w, dy, AHEAD=True)
@@ -387,7 +387,8 @@ if triton is not None:
     #     d_gate = dy * up * (s + silu(gate) * (1 - s))
     #
     # From there on, each half goes like `backward_kernel`, with d_gate or d_up in dy's place. These
-    # are needed in the three rows below as well, so x is loaded with three rows above and below.
+    # are needed in the three rows after the warp's own as well, and for that gate and up, so x is
+    # loaded with three rows before and after. (Beyond the end dy is 0, and so are d_gate and d_up.)
 
     @triton.jit
     def gated_forward_kernel(
@@ -403,16 +404,15 @@ if triton is not None:
     ):
         """Write silu(gate) * up."""
         H: tl.constexpr = D // 2
-        segment, sequence, t, column = place(T, H, WARPS, COLS, TOKENS=ROWS)
+        segment, sequence, t, column = my_part(T, H, WARPS, COLS, TOKENS=ROWS)
         exists = column < H
         x_ptr += sequence * T * D + column
         y_ptr += sequence * T * H + column
-        w_ptr += column
-        w_gate = load_weight(w_ptr, D, exists, WARPS, KERNEL, RESIDUAL)
-        w_up = load_weight(w_ptr + H, D, exists, WARPS, KERNEL, RESIDUAL)
-        above: tl.constexpr = KERNEL - 1
-        x_gate = load_rows(x_ptr, D, exists, t - above, T, COUNT=above + ROWS)
-        x_up = load_rows(x_ptr + H, D, exists, t - above, T, COUNT=above + ROWS)
+        w_gate = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
+        w_up = load_weight(w_ptr + H + column, D, exists, WARPS, KERNEL, RESIDUAL)
+        before: tl.constexpr = KERNEL - 1
+        x_gate = load_rows(x_ptr, D, exists, t - before, T, COUNT=before + ROWS)
+        x_up = load_rows(x_ptr + H, D, exists, t - before, T, COUNT=before + ROWS)
         gate = weighted_sums(w_gate, x_gate, AHEAD=False)
         up = weighted_sums(w_up, x_up, AHEAD=False)
         y = ()
@@ -436,35 +436,34 @@ if triton is not None:
     ):
         """Write dx, and what each segment adds to dw."""
         H: tl.constexpr = D // 2
-        segment, sequence, t, column = place(T, H, WARPS, COLS, TOKENS=STEPS * ROWS)
+        segment, sequence, t, column = my_part(T, H, WARPS, COLS, TOKENS=STEPS * ROWS)
         exists = column < H
         x_ptr += sequence * T * D + column
         dy_ptr += sequence * T * H + column
         dx_ptr += sequence * T * D + column
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
-        w_ptr += column
-        w_gate = load_weight(w_ptr, D, exists, WARPS, KERNEL, RESIDUAL)
-        w_up = load_weight(w_ptr + H, D, exists, WARPS, KERNEL, RESIDUAL)
-        above: tl.constexpr = KERNEL - 1
-        below: tl.constexpr = KERNEL - 1
-        all_rows: tl.constexpr = above + ROWS + below
+        w_gate = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
+        w_up = load_weight(w_ptr + H + column, D, exists, WARPS, KERNEL, RESIDUAL)
+        before: tl.constexpr = KERNEL - 1
+        after: tl.constexpr = KERNEL - 1
+        all_rows: tl.constexpr = before + ROWS + after
         dw_gate = (tl.zeros_like(w_gate[0]),) * KERNEL
         dw_up = dw_gate
         for _ in range(STEPS):
-            x_gate = load_rows(x_ptr, D, exists, t - above, T, COUNT=all_rows)
-            x_up = load_rows(x_ptr + H, D, exists, t - above, T, COUNT=all_rows)
-            dy = load_rows(dy_ptr, H, exists, t, T, COUNT=ROWS + below)
+            x_gate = load_rows(x_ptr, D, exists, t - before, T, COUNT=all_rows)
+            x_up = load_rows(x_ptr + H, D, exists, t - before, T, COUNT=all_rows)
+            dy = load_rows(dy_ptr, H, exists, t, T, COUNT=ROWS + after)
             gate = weighted_sums(w_gate, x_gate, AHEAD=False)
             up = weighted_sums(w_up, x_up, AHEAD=False)
             d_gate = ()
             d_up = ()
-            for r in tl.static_range(ROWS + below):
+            for r in tl.static_range(ROWS + after):
                 s = tl.sigmoid(gate[r])
                 silu = gate[r] * s
                 d_gate += (dy[r] * up[r] * (s + silu * (1 - s)),)
                 d_up += (dy[r] * silu,)
-            dw_gate = add_products(dw_gate, d_gate, x_gate[above : above + ROWS])
-            dw_up = add_products(dw_up, d_up, x_up[above : above + ROWS])
+            dw_gate = add_products(dw_gate, d_gate, x_gate[before : before + ROWS])
+            dw_up = add_products(dw_up, d_up, x_up[before : before + ROWS])
             dx_gate = weighted_sums(w_gate, d_gate, AHEAD=True)
             dx_up = weighted_sums(w_up, d_up, AHEAD=True)
             store_rows(dx_ptr, D, exists, t, T, dx_gate)
@@ -473,19 +472,27 @@ if triton is not None:
         store_dw(dw_ptr, D, exists, dw_gate)
         store_dw(dw_ptr + H, D, exists, dw_up)
 
+    # WARPS and COLS, powers of two. On an H200, these were the fastest of those tried; another GPU
+    # may prefer others.
+    TILES = {
+        forward_kernel: (4, 128),
+        backward_kernel: (8, 64),
+        gated_forward_kernel: (4, 64),
+        gated_backward_kernel: (4, 64),
+    }
 
-# {gated: (WARPS, COLS)}, powers of two. On an H200, these were the fastest of those tried; another
-# GPU may prefer others.
-FORWARD_TILES = {False: (4, 128), True: (4, 64)}
-BACKWARD_TILES = {False: (8, 64), True: (4, 64)}
 
+def launch(triton_kernel, tokens, x, weight, y, *others, residual):
+    """Run a Triton kernel.
 
-def launch(triton_kernel, tile, tokens, x, weight, y, *others, residual):
-    """Run a Triton kernel on x (B, T, D), weight (kernel, D), y or its gradient, and the others
-    that it takes. A warp takes so many `tokens`.
+    tokens  how many a warp takes
+    x       (B, T, D)
+    weight  (kernel, D)
+    y       the output, or in a backward kernel its gradient
+    others  what else the kernel takes
     """
     B, T, D = x.shape
-    WARPS, COLS = tile
+    WARPS, COLS = TILES[triton_kernel]
     programs = B * triton.cdiv(T, WARPS * tokens) * triton.cdiv(y.shape[2], COLS)
     with torch.cuda.device_of(x):  # Triton uses the current device, which may be another
         triton_kernel[(programs,)](  # Triton's notation: run this many programs
@@ -514,10 +521,9 @@ def forward_op(
     x: torch.Tensor, weight: torch.Tensor, residual: bool, gated: bool
 ) -> torch.Tensor:
     """y"""
-    y = forward_op_fake(x, weight, residual, gated)
+    y = forward_op_fake(x, weight, residual, gated)  # here it allocates y
     triton_kernel = gated_forward_kernel if gated else forward_kernel
-    tile, tokens = FORWARD_TILES[gated], ROWS.value
-    launch(triton_kernel, tile, tokens, x, weight, y, residual=residual)
+    launch(triton_kernel, ROWS.value, x, weight, y, residual=residual)
     return y
 
 
@@ -534,21 +540,22 @@ def backward_op(
     """dx, and what each segment adds to dw (B, segments, kernel, D)"""
     dx, dw_parts = backward_op_fake(dy, x, weight, residual, gated)
     triton_kernel = gated_backward_kernel if gated else backward_kernel
-    tile, tokens = BACKWARD_TILES[gated], STEPS.value * ROWS.value
-    launch(triton_kernel, tile, tokens, x, weight, dy, dx, dw_parts, residual=residual)
+    tokens = STEPS.value * ROWS.value
+    launch(triton_kernel, tokens, x, weight, dy, dx, dw_parts, residual=residual)
     return dx, dw_parts
 
 
 @backward_op.register_fake
 def backward_op_fake(dy, x, weight, residual, gated):
     B, T, D = x.shape
-    WARPS, _ = BACKWARD_TILES[gated]
+    WARPS, _ = TILES[gated_backward_kernel if gated else backward_kernel]
     segments = triton.cdiv(T, WARPS * STEPS.value * ROWS.value)
     return x.new_empty(B, T, D), x.new_empty(B, segments, *weight.shape, dtype=torch.float32)
 
 
 class TritonConvolution(torch.autograd.Function):
-    """The two operators, of which one is the other's derivative."""
+    """The two operators, of which one is the other's derivative. (The operators' own
+    `register_autograd` would make forward-mode derivatives 0, without an error.)"""
 
     generate_vmap_rule = True
 
@@ -602,7 +609,8 @@ def fits_triton(x, weight):
         return False
     if x.dtype == torch.float64:
         return False  # they compute in float32, which is too coarse
-    return torch.compiler.is_compiling() or triton_works(x.device)  # the compiler needs Triton, too
+    # While code is being compiled nothing can be tried. On a GPU, the compiler needs Triton, too.
+    return torch.compiler.is_compiling() or triton_works(x.device)
 
 
 def is_exporting():
@@ -618,10 +626,11 @@ def must_be_plain(x):
 
 
 def check_shapes(x, weight, tail):
-    """A Triton kernel would read other memory than its arguments'."""
+    """Raise ValueError. With wrong shapes, a Triton kernel would read beyond its arguments."""
     B, T, D = x.shape
     kernel = len(weight)
-    if weight.shape != (kernel, D) or tail is not None and tail.shape != (B, kernel - 1, D):
+    wrong_tail = tail is not None and tail.shape != (B, kernel - 1, D)
+    if weight.shape != (kernel, D) or wrong_tail:
         given = [tuple(u.shape) for u in (x, weight, tail) if u is not None]
         raise ValueError(
             f"causal_conv: x, weight and tail have shapes {given}, "
