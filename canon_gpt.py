@@ -936,30 +936,32 @@ def from_chunks(o, T, dtype):
     return o.flatten(1, 2)[:, :T].to(dtype)  # without the padding
 
 
-def chunked_with_shared_keys(q, k, v, log_decay, S, chunk):
+def chunked_with_shared_keys(q, k, v, log_decay, S, return_S):
     """`chunked_linear_attention` on a CPU for heads that share queries and keys, as Mamba2's do.
 
     With G_t = g_1 + .. + g_t, a head's A is q k^T with the entry (t, s) times e^(G_t - G_s). So
     A V is e^G (q k^T) (e^-G V): instead of a table of decays per head, this fades the values, and
     then one product does all heads. In float32 e^-G would overflow. Float64 reaches e^709, which is
-    enough for 64 steps, counted from their middle, if no decay counts as less than e^-20 (2e-9).
+    enough for 72 steps, counted from their middle, if no decay counts as less than e^-19 (6e-9).
     (Most GPUs are slow in float64, so they use the tables.)
     """
     B, T, H, V = v.shape
-    N = math.ceil(T / min(chunk, 64))
+    N = math.ceil(T / 72)
     C = math.ceil(T / N)
     q = into_chunks(q, N, C).squeeze(2)  # (N, B, C, K)
     k = into_chunks(k, N, C).squeeze(2)
     values = into_chunks(v, N, C).transpose(2, 3)  # (N, B, C, H, V)
     g = into_chunks(log_decay[..., None], N, C)  # (N, B, H, C, 1)
-    fade_in = g.cumsum(-2).exp().transpose(2, 3)  # (N, B, C, H, 1)
-    fade_out = decay_until_end(g).exp().transpose(2, 3)
-    G = g.double().clamp(min=-20).cumsum(-2).transpose(2, 3)
+    G = g.double().clamp(min=-19).cumsum(-2).transpose(2, 3)  # (N, B, C, H, 1)
     G = G - (G[:, :, :1] + G[:, :, -1:]) / 2  # 0 in the middle
-
     A = float32_product(q, k.mT).tril().double()  # (N, B, C, C), without the decays
     faded = (values * (-G).exp()).flatten(-2)  # (N, B, C, H V)
     from_chunk = (A @ faded).unflatten(-1, (H, V)) * G.exp()
+    if N == 1 and S is None and not return_S:
+        return from_chunks(from_chunk.transpose(2, 3), T, v.dtype), None
+
+    fade_in = g.cumsum(-2).exp().transpose(2, 3)  # (N, B, C, H, 1)
+    fade_out = decay_until_end(g).exp().transpose(2, 3)
     written = (k.mT @ (values * fade_out).flatten(-2)).unflatten(-1, (H, V))  # (N, B, K, H, V)
     if S is None:
         S = v.new_zeros(B, H, k.shape[3], V)
@@ -977,14 +979,15 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     """`linear_recurrence` in chunks, for T >= 1: same arguments, and the same result up to
     rounding. Time and memory are linear in T.
 
-    chunk     the most tokens per chunk; for a decay per channel, rounded up to a power of two
+    chunk     the most tokens per chunk; for a decay per channel, rounded up to a power of two.
+              (For keys that all heads share, a CPU has its own)
     return_S  whether the last S is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and S stay in float32.
     """
     shared_keys = q.shape[2] == k.shape[2] == 1 and log_decay.dim() == 3 and beta is None
     if shared_keys and v.device.type == "cpu" and v.dtype != torch.float64:  # Mamba2
-        return chunked_with_shared_keys(q, k, v, log_decay, S, chunk)
+        return chunked_with_shared_keys(q, k, v, log_decay, S, return_S)
     B, T, H, V = v.shape
     out_dtype = v.dtype
     if log_decay.dim() == 3:

@@ -815,13 +815,16 @@ def test_chunks_are_right_for_any_decay(kind, strongest, dtype):
     low = [q.to(dtype), k.to(dtype), v.to(dtype), g, beta]
     dy = torch.randn(v.shape, device=DEVICE).double()
     autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16)
-    got = with_gradients(autocast(canon_gpt.chunked_linear_attention), low, dy)
+    chunked = autocast(canon_gpt.chunked_linear_attention)
+    got = with_gradients(chunked, low, dy)
     want = with_gradients(linear_recurrence, each(torch.Tensor.double, low), dy)
     assert got["o"].dtype == dtype and got["the last state"].dtype == torch.float32
     allowed = 1e-5 if dtype == torch.float32 else 10 * 2**-9
     for name in want:
         error = relative_error(got[name].double(), want[name])
         assert error <= allowed, f"{name}: relative error {error:.1e}, allowed {allowed:.1e}"
+    start, _ = chunked(*each(lambda u: u[:, :60], low), return_S=False)  # one chunk, and no state
+    assert relative_error(start.double(), want["o"][:, :60]) <= allowed
 
 
 @parametrize("kind", KINDS)
