@@ -1,8 +1,6 @@
 """Train one model on one task:   python train.py --task depo --canon abcd
 
-Sections 1 to 4 are the training: 1 the settings, 2 data, optimizer and learning rate, 3 one step,
-4 the loop. The rest serves it: 5 the run's folder and checkpoints, 6 checks before training,
-7 presets, 8 the command line, 9 `main`. A run leaves three files in out/<run>/:
+A run leaves three files in out/<run>/:
 
     config.json     its settings, and where it ran
     metrics.jsonl   the log, a line of JSON every 20 steps and at each evaluation; the last one has
@@ -12,6 +10,10 @@ Sections 1 to 4 are the training: 1 the settings, 2 data, optimizer and learning
     python train.py --resume out/depo1_nano_rope_abcd_s0      goes on with a run that was stopped
     torchrun --nproc_per_node=4 train.py --task depo          trains on four GPUs
 """
+
+# Sections 1 to 4 are the training: 1 the settings, 2 data, optimizer and learning rate, 3 one step,
+# 4 the loop. The rest serves it: 5 the run's folder and checkpoints, 6 checks before training,
+# 7 presets, 8 the command line, 9 `main`.
 
 import argparse
 import contextlib
@@ -65,7 +67,7 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 class Training:
     """What changes a run's result, besides its task and its model."""
 
-    preset: str = "nano"  # nano, small or paper: the size of all; by default small on CUDA
+    preset: str = "nano"  # sizes of task, model and training: nano, small (default on CUDA), paper
     steps: int = 2000  # batches to train on
     batch_size: int = 32  # windows in a batch
     lr: float = 1e-3  # peak learning rate
@@ -77,7 +79,7 @@ class Training:
     eps: float = 1e-6  # AdamW's
     clip: float = 1.0  # the largest gradient norm; 0: no clipping
     seed: int = 0  # of data and initial weights
-    dtype: str = "float32"  # or bfloat16, mixed precision; by default that on GPUs that have it
+    dtype: str = "float32"  # or bfloat16 (mixed precision), the default on GPUs that have it
     eval_size: int = 512  # instances scored in an evaluation
 
     def __post_init__(self):
@@ -87,13 +89,13 @@ class Training:
         for name in ("warmup", "weight_decay", "eps", "clip"):
             value = getattr(self, name)
             require(value >= 0, name, value, "allowed: 0 or more")
-        require(0 < self.lr < math.inf, "lr", self.lr, "allowed: more than 0")
+        require(0 < self.lr < math.inf, "lr", self.lr, "allowed: more than 0, and finite")
         in_range = all(0 <= beta < 1 for beta in self.betas)
         require(in_range, "betas", self.betas, "allowed: from 0 to below 1")
         require(0 <= self.seed < 2**32, "seed", self.seed, "allowed: 0 to 2^32 - 1")
         dtypes = ("float32", "bfloat16")
-        tables = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "dtype": dtypes}
-        for name, allowed in tables.items():
+        choices = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "dtype": dtypes}
+        for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, name, value, f"allowed: {', '.join(allowed)}")
 
@@ -136,20 +138,20 @@ def devices():
 
 @dataclasses.dataclass
 class Batches:
-    """The task's batches by number, for PyTorch's loader. Under torchrun, each process takes its
-    share of the rows."""
+    """The task's batches, for PyTorch's loader. Under torchrun, each process takes its share of the
+    rows."""
 
     task: object
     seed: int
     batch_size: int
 
-    def __getitem__(self, number):
-        """The batch of step `number + 1`, because steps are counted from 1. NumPy arrays:
+    def __getitem__(self, steps_done):
+        """The batch of the next step. NumPy arrays:
 
         tokens and loss_mask  (rows, block_size + 1)
         target_count          how many targets the whole batch has, over all processes; 1 if none
         """
-        tokens, loss_mask = self.task.batch(self.seed, number, self.batch_size)
+        tokens, loss_mask = self.task.batch(self.seed, steps_done, self.batch_size)
         # Nothing predicts the first token. Without any target the loss is 0 / 1, not 0 / 0.
         target_count = max(1, loss_mask[:, 1:].sum())
         return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
@@ -160,7 +162,7 @@ def load_batches(task, training, run, steps_done):
     loader = DataLoader(
         Batches(task, training.seed, training.batch_size),
         batch_size=None,  # each item is a whole batch
-        sampler=range(steps_done, training.steps),  # the batches' numbers, in this order
+        sampler=range(steps_done, training.steps),  # what __getitem__ is called with, in turn
         # Keep NumPy's arrays. By default the loader makes tensors, and workers pass tensors on in
         # shared memory, of which a container may have too little.
         collate_fn=tuple,
@@ -179,7 +181,7 @@ def on_device(tensor, device):
 def weight_groups(model, training):
     """AdamW's parameter groups. The matrices of Linear and Embedding layers have weight decay;
     norms, biases and Canon layers do not."""
-    # A set, because it finds a tensor by identity; a list would compare the numbers in it.
+    # A set finds a tensor by its identity; a list would compare values.
     matrices = {m.weight for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
     trained = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -194,28 +196,30 @@ def adamw(model, training):
         lr=training.lr,
         betas=training.betas,
         eps=training.eps,
-        fused=device_of(model).type != "mps",  # many weights a kernel; untested on MPS
+        fused=device_of(model).type != "mps",  # one kernel updates many weights; untested on MPS
     )
 
 
-# Your own optimizer is a function with these arguments, and one more entry. The "lr" that it gives
-# to a group is the peak; the loop sets it again at each step.
+# Your own optimizer is a function with these arguments, and one more entry. A group's "lr" is its
+# peak, which the loop scales at each step.
 OPTIMIZERS = {"adamw": adamw}
 
 
+# How the learning rate falls after warm-up. A schedule returns a factor of the peak. `done` is 0
+# when warm-up ends, and rises to just below 1. Your own is one more function and entry.
+
+
 def cosine(done):
-    """From 1 down towards a tenth. `done` rises from 0, when warm-up ends, towards 1."""
+    """From 1 to a tenth."""
     half_a_wave = (1 + math.cos(math.pi * done)) / 2  # from 1 to 0
     return 0.1 + 0.9 * half_a_wave
 
 
 def linear(done):
-    """From 1 down towards 0."""
+    """From 1 to 0."""
     return 1 - done
 
 
-# How the learning rate falls after warm-up. Your own schedule is one more entry: a function of
-# `done`, from 0 to just below 1, that returns a factor of the peak.
 SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
@@ -252,8 +256,8 @@ def train_step(model, optimizer, batch, autocast, clip, grad_accum=1):
         # Weigh this mean by its share of the batch's targets, so that all micro-batches add up to
         # the mean over the batch. DDP divides gradients by WORLD; the factor WORLD undoes that.
         # (DDP exchanges them after each micro-batch, which is right, but slower than once.)
-        share = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
-        loss = loss * share
+        weight = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
+        loss = loss * weight
         loss.backward()
         batch_loss = batch_loss + loss.detach()  # no .item(): the CPU would wait for the GPU
     max_norm = clip if clip > 0 else math.inf  # inf: only measure it
@@ -269,13 +273,12 @@ LOG_EVERY = 20  # steps between two lines of the log
 
 
 def compiled_and_distributed(model, run):
-    """The model in the form that trains, with the same weights: compiled if run.compile is true,
-    and under torchrun in DDP, PyTorch's DistributedDataParallel, which averages the gradients of
-    all processes."""
+    """The model for training, with the same weights. It is compiled if run.compile is true. Under
+    torchrun, PyTorch's DistributedDataParallel (DDP) averages the gradients of all processes."""
     if run.compile:
         # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
         # starts all kernels of a forward or backward pass at once. Each pass overwrites the results
-        # of the last, so that is for steps of a single pass.
+        # of the last, so it suits only steps of a single pass.
         one_pass = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
         model = torch.compile(model, mode="reduce-overhead" if one_pass else "default")
     if WORLD > 1:
@@ -284,9 +287,9 @@ def compiled_and_distributed(model, run):
 
 
 def mixed_precision(training, run):
-    """The context in which a model computes. With bfloat16 its mixers, MLPs and head do so. Weights
-    and residual stream stay in float32, and so does what canon_gpt.py passes through
-    `at_least_float32`."""
+    """The context in which a model computes. With bfloat16, mixers, MLPs and head compute in
+    bfloat16. Weights and residual stream stay in float32, and so does what canon_gpt.py passes
+    through `at_least_float32`."""
     mixed = training.dtype == "bfloat16"
     return torch.autocast(run.device, torch.bfloat16, enabled=mixed)
 
@@ -313,7 +316,7 @@ def set_up(task, config, training, run, command):
 
     Returns (model, optimizer, progress), as `train` takes them. Raises Refused.
     """
-    parts = WORLD * run.grad_accum  # of all processes; each gets equally many windows
+    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
 
@@ -327,12 +330,14 @@ def set_up(task, config, training, run, command):
     torch.set_float32_matmul_precision("highest")  # the check looks for small differences
     check_model(model, mixed_precision(training, run))
     torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
-    # The folder keeps what was asked for: a resumed run, maybe on another device, decides again.
-    about = about_run(task, config, training, run, model, command)
-    run.compile = decide_compile(config, training, run)
 
+    compiled = decide_compile(config, training, run)
     if run.resume is None and RANK == 0:
-        make_folder(run.out, about | {"compiled": run.compile})
+        about = about_run(task, config, training, run, model, command)
+        make_folder(run.out, about | {"compiled": compiled})
+    # Only now, so that the folder keeps what was asked for: a resumed run decides again, maybe on
+    # another device.
+    run.compile = compiled
     progress = restore(run.out, model, optimizer)  # a new run has nothing to restore
     if RANK == 0:
         announce(model, training, run, progress["step"])
@@ -345,8 +350,8 @@ def train(task, training, run, model, optimizer, progress):
     progress  what a checkpoint says of the run: step, seconds and log. The loop keeps it up to
               date, so that `main` can say where a stopped run is
     """
-    # Evaluation uses `model` itself, because its batches have many shapes, and each would have to be
-    # compiled.
+    # Evaluation uses `model` itself, because its batches have many shapes, and the compiler would
+    # start again for each.
     fast_model = compiled_and_distributed(model, run)
     autocast = mixed_precision(training, run)
     steps_done = progress["step"]
@@ -354,7 +359,7 @@ def train(task, training, run, model, optimizer, progress):
     began = time.perf_counter() - progress["seconds"]  # so that seconds add up over pauses
     batches = load_batches(task, training, run, steps_done)
     eval_every = run.eval_every or max(20, training.steps // 20)
-    bar_text = {}  # printed after the bar
+    bar_text = {}  # the last scores and loss, which the bar shows
     for line in progress["log"]:
         bar_text |= scores_in_words(task, line.get("eval", {}))
 
@@ -408,7 +413,7 @@ def train(task, training, run, model, optimizer, progress):
             if score_now:
                 reached = {"step": step, "seconds": time.perf_counter() - began}
                 save(run.out, model, optimizer, progress | reached)
-                progress.update(reached)  # only now, for a Ctrl-C that comes while it saves
+                progress.update(reached)  # after saving: Ctrl-C names a checkpoint that exists
 
     # What the run cost, and one instance with the model's answers.
     seconds, last = progress["seconds"], progress["log"][-1]
@@ -509,7 +514,7 @@ def make_folder(out, about):
         raise Refused(f"out = {out!r}: {has_run if config.exists() else error.strerror}") from None
 
 
-CPU_SPEED = 6e10  # operations a second that a step reached on two busy cores
+CPU_SPEED = 6e10  # operations per second, measured on two busy cores
 
 
 def announce(model, training, run, steps_done):
@@ -570,9 +575,8 @@ def restore(out, model, optimizer):
 
 @torch.no_grad()
 def check_model(model, autocast):
-    """Refuse a model that looks ahead, because it would find every task easy; and one that says
-    that it streams, but gives other logits when a text comes in pieces, because it would generate
-    wrong answers.
+    """Refuse a model that looks ahead, because it would find every task easy; and one that gives
+    other logits when a text comes in pieces, because it would generate wrong answers.
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
@@ -604,8 +608,8 @@ def check_model(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
-# On one CPU core, compiling a Transformer takes 18 to 35 seconds, and saves 2e-8 to 5e-8 seconds per
-# token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
+# On one CPU core, compiling a Transformer takes 18 to 35 seconds, and saves 2e-8 to 5e-8 seconds
+# per token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
 WORTH_COMPILING = 7e8
 
 
@@ -645,9 +649,9 @@ L2D32_TIED = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 L4D256_TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
 # N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
-# letters words are made of, and L the most operators in an expression; root=None is a grammar's own
-# root. Where steps is None, Capo computes them from how often each person is met (--exposures).
-# "other" is for your own tasks, and for Text in the size paper.
+# letters words are made of, and L the most operators in an expression. root=None is the grammar's
+# start symbol. Where steps is None, Capo computes them from how often each person is met
+# (--exposures). "other" is for your own tasks, and for Text in the size paper.
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -727,7 +731,7 @@ def help_texts(owner):
 def add_flag(group, name, option, default, text):
     """Add the flag of one option. If it is not typed, its value is None, not the default, which is
     only shown."""
-    kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int of int | None
+    kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int | None: int
     if kind is option.empty:  # for None, which has no type of its own, int
         kind = int if option.default is None else type(option.default)
     if default not in (None, ""):  # otherwise the text says what it is
@@ -770,7 +774,8 @@ def read_flags(argv, owners, defaults):
     if unknown:
         names = [name.replace("_", "-") for name in vars(typed)]
         near = difflib.get_close_matches(unknown[0].lstrip("-"), names, n=1)
-        hint = f"did you mean --{near[0]}?" if near else "--help lists what there is"
+        meant = near and unknown[0].startswith("--")
+        hint = f"did you mean --{near[0]}?" if meant else "--help lists what there is"
         raise Refused(f"{unknown[0]}: no option of {', '.join(owners)}; {hint}")
     del typed.task
     return {name: value for name, value in vars(typed).items() if value is not None}
@@ -816,7 +821,7 @@ def settings_of(argv):
     task = make_task(task_name, run_seed=values["seed"], **task_settings)
     values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo's follow from how often each person is met
-        values["steps"] = task.steps(values["batch_size"])
+        values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
     config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
     if run.out is None:
         run.out = str(Path("out", run_name(task, config, training, typed)))
