@@ -102,8 +102,8 @@ class Config:
 
     def check_mixer(self):
         for name in self.mixer_names:
-            known = f"allowed: {', '.join(MIXERS)}, or several joined by commas"
-            require(name in MIXERS, "mixer", self.mixer, known)
+            allowed = f"allowed: {', '.join(MIXERS)}, or several joined by commas"
+            require(name in MIXERS, "mixer", self.mixer, allowed)
         fits = len(self.mixer_names) <= self.n_layer
         require(fits, "mixer", self.mixer, f"a pattern longer than n_layer = {self.n_layer}")
 
@@ -131,7 +131,7 @@ class Config:
 #
 # To write a text token by token, a model reads it in pieces: first the prompt, then each token that
 # it has written. We call this a stream. What layers must remember between pieces is kept in one
-# `State`, which is empty at first. Each layer has its entry there under itself:
+# `State`, which is empty at first. Each layer has its own entry there:
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
 #     state[an Attention]      all keys (after rotary) and values so far: the KV cache
@@ -206,8 +206,6 @@ def tail_of_stream(layer, x, n, state):
     n        at least 1
     returns  (B, n, width), zeros at the start of the stream; None, which `causal_conv` takes for
              zeros, if there is no stream
-
-    It keeps a copy, because a view would hold all of x in memory.
     """
     # exercise 3
     if state is None:
@@ -217,7 +215,7 @@ def tail_of_stream(layer, x, n, state):
     else:
         tail = x.new_zeros(x.shape[0], n, x.shape[2])
     seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, -n:].clone()
+    state[layer] = seen[:, -n:].clone()  # a view would hold all of x in memory
     return tail
     # end of exercise
 
@@ -522,11 +520,8 @@ class MLP(nn.Module):
 
     def forward(self, x, state=None):
         h = self.up(x)  # (B, T, up_width)
-        layer = self.canon_d
-        # On a GPU, one kernel does a plain Canon-D and the gate; hooks of the layer do not see it.
-        plain = type(layer) is Canon and not layer.silu and self.act is F.silu and self.gated
-        if plain and state is None and fits_triton(h, layer.weight):
-            return self.down(causal_conv_gated(h, layer.weight, layer.residual))
+        if state is None and self.one_kernel_does_the_rest(h):
+            return self.down(causal_conv_gated(h, self.canon_d.weight, self.canon_d.residual))
         # exercise 6
         h = self.canon_d(h, state)
         if not self.gated:
@@ -534,6 +529,12 @@ class MLP(nn.Module):
         gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
         return self.down(self.act(gate) * up)
         # end of exercise
+
+    def one_kernel_does_the_rest(self, h):
+        """Whether Canon-D and the gate are one Triton kernel. (Hooks of Canon-D do not see it.)"""
+        layer = self.canon_d
+        plain = type(layer) is Canon and not layer.silu and self.act is F.silu and self.gated
+        return plain and fits_triton(h, layer.weight)
 
 
 # ---- 6. The norm and the block ---------------------------------------------
@@ -585,7 +586,7 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        has_b = hasattr(self.mixer, "canon_b") or "b" not in config.canon  # yours may lack it
+        has_b = hasattr(self.mixer, "canon_b") or "b" not in config.canon  # your own may not
         require(has_b, "canon", config.canon, f"mixer {mixer_name} has no Canon-B, self.canon_b")
         self.mlp = None
         if config.mlp != "none":
@@ -703,8 +704,8 @@ class CanonGPT(nn.Module):
         """
         require(temperature >= 0, "temperature", temperature, "allowed: 0 or more")
         room = self.config.block_size + 1 - tokens.shape[1]  # the last token is never read
-        fits = f"block_size leaves room for {room}"
-        require(max_new_tokens <= room, "max_new_tokens", max_new_tokens, fits)
+        allowed = f"block_size leaves room for {room}"
+        require(max_new_tokens <= room, "max_new_tokens", max_new_tokens, allowed)
         state = State() if self.streams else None  # None: each step reads all tokens again
         unread = tokens
         # Which rows have produced `stop`: (B, 1).
@@ -821,7 +822,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, S=None):
 # Three matrices have a row for each step t:
 #
 #     Q_in     d_1 .. d_t q_t          what reads S at step t             q * fade_in
-#     K_in     d_1 .. d_t k_t          the key under which S is read      k * fade_in
+#     K_in     d_1 .. d_t k_t          what reads S under k_t, for point 2 k * fade_in
 #     K_out    d_{t+1} .. d_C k_t      what is left of k_t at the end     k * fade_out
 #
 # 1. Without the bracket, a chunk is a small attention, o = A V, on top of what S gives. For C = 4:
@@ -927,8 +928,8 @@ def decayed_products(q, k, g):
 
 
 def into_chunks(x, N, C):
-    """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. They leave
-    S as it is: nothing is written, and a log decay of 0 fades nothing."""
+    """(B, T, H, X) -> (N, B, H, C, X), with X = K, V or 1, padded at the end with zeros. Zeros
+    leave S as it is: nothing is written, and a log decay of 0 fades nothing."""
     B, T, H, X = x.shape
     padding = x.new_zeros(B, N * C - T, H, X)
     x = torch.cat([at_least_float32(x), padding], dim=1).unflatten(1, (N, C))  # (B, N, C, H, X)
