@@ -16,6 +16,7 @@ import pytest
 import sample
 import tasks
 import torch
+import train
 from torch.testing import assert_close
 
 HERE = Path(__file__).parent
@@ -53,6 +54,23 @@ def test_own_things_are_trained_drawn_and_shown(name, flags, tmp_path, monkeypat
         if name != "retention":  # it has no attention
             plot.main(["--inside", "out/own"])
             assert Path("out/own_inside.png").exists()
+
+
+def test_graft(tmp_path, monkeypatch, capsys):
+    """A model with grafted Canon layers gives the same logits until it trains on."""
+    monkeypatch.chdir(tmp_path)
+    train.main(f"{COPY_8} --preset nano --steps 4 --eval-size 4 --out out/own".split())
+    with fresh_tables():
+        from examples import graft
+
+        task, model = sample.load_model("out/own")
+        grafted = graft.with_canon(model, "abcd")
+        tokens = torch.tensor(task.batch(seed=0, step=0, batch_size=2)[0][:, :-1])
+        assert_close(grafted(tokens)[0], model(tokens)[0], rtol=0, atol=0)
+        capsys.readouterr()
+        graft.main(["out/own"])
+    begun, *rows = capsys.readouterr().out.splitlines()
+    assert begun == "out/own, 1 more steps:" and len(rows) == 4
 
 
 # ---- llama.py --------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Canon layers for a model that is trained already: does it gain from them?
+
+    python train.py --task text --preset nano
+    python examples/graft.py out/text_nano_rope_bare_s0
+
+The run's model trains on for a quarter of its steps, once as it is, and once with Canon layers.
+These start at zero, so at first they change nothing.
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import sys
+from pathlib import Path
+
+from torch import nn
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where train.py is
+import sample
+import train
+from canon_gpt import CANONS, Canon, CanonGPT, Refused, require
+
+
+class ZeroCanon(Canon):
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        nn.init.zeros_(self.weight)
+
+
+CANONS["zero"] = ZeroCanon
+
+
+def with_canon(model, points):
+    """A copy of a model without Canon, with Canon layers that change nothing yet."""
+    config = dataclasses.replace(model.config, canon=points, canon_type="zero")
+    grafted = CanonGPT(config)
+    grafted.load_state_dict(model.state_dict(), strict=False)  # Canon's weights are not in there
+    return grafted
+
+
+def train_on(task, model, training):
+    """Train the model, and return its scores. It is train.py's loop without log and checkpoints."""
+    optimizer = train.OPTIMIZERS[training.optimizer](model, training)
+    batches = train.load_batches(task, training, train.Run(), steps_done=0)
+    autocast = contextlib.nullcontext()
+    for step, batch in enumerate(tqdm(batches, total=training.steps), 1):
+        for group in optimizer.param_groups:
+            group["lr"] = train.learning_rate(step, training.lr, training)
+        train.train_step(model, optimizer, batch, autocast, training.clip)
+    return train.evaluate(task, model, training, autocast)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="graft.py", usage=argparse.SUPPRESS)
+    parser.add_argument("run", help="the folder of a run without Canon")
+    folder = parser.parse_args(argv).run
+    try:
+        about = sample.read_config(folder)
+        task, model = sample.load_model(folder)
+        require(model.config.canon == "", "canon", model.config.canon, "the run has it already")
+    except Refused as error:
+        parser.error(error)
+    training = train.Training(preset=about["preset"], **about["training"])
+    training.steps = max(1, training.steps // 4)
+    training.warmup = training.steps // 10
+    training.seed += 100  # for batches that the model has not seen
+    peak = training.lr
+    print(f"{folder}, {training.steps} more steps:")
+    for training.lr in (peak, peak / 2):
+        for points in ("", "abcd"):
+            fresh = with_canon(model, points) if points else copy.deepcopy(model)
+            scores = train_on(task, fresh.train(), training)
+            name = f"canon {points}" if points else "no canon"
+            print(f"  lr {training.lr}, {name}: {train.scores_in_words(task, scores)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
