@@ -1,6 +1,6 @@
 """Figures and tables from runs:   python plot.py out/*
 
-Draws a figure for each task and preset, and prints the last scores of each run as a Markdown table.
+Draws a figure for each task and preset, and prints the last scores as a Markdown table.
 
     python plot.py out/* --out figures       writes figures/copy_nano.png, and so on
     python plot.py out/* --save runs.json    also packs the runs into one file, which it can draw
@@ -121,12 +121,9 @@ def all_runs(groups):
     return list(chain.from_iterable(groups.values()))
 
 
-def score_names(groups):
-    """All scores of these runs, in the order in which the tasks report them."""
-    names = {}  # a dict, because a set would lose the order
-    for run in all_runs(groups):
-        names.update(run["evals"][-1]["eval"])
-    return list(names)
+def all_scores(groups):
+    """{score: its heading} for all scores of these runs, in the order in which tasks report them."""
+    return {score: score for run in all_runs(groups) for score in run["evals"][-1]["eval"]}
 
 
 def unit_of(groups, score):
@@ -169,26 +166,38 @@ def last_scores(runs, score):
 # ---- 3. A table ------------------------------------------------------------
 
 
-def table(groups, scores=None):
-    """The last scores of each run, as Markdown."""
-    scores = scores or score_names(groups)
-    rows = [["model", "seeds", *scores]]
+def table(groups, headings=None):
+    """The last scores as Markdown: a row per group, or per score if there are more scores."""
+    headings = headings or all_scores(groups)
+    rows = [["", *headings.values()]]
     for label, runs in groups.items():
-        seeds = dict.fromkeys(map(seed_text, runs))  # once, even if there are runs of several tasks
-        row = [label, ", ".join(seeds)]
-        for score in scores:
-            unit = unit_of(groups, score)
-            row.append(", ".join(score_text(value, unit) for value in last_scores(runs, score)))
-        rows.append(row)
+        rows.append([with_progress(label, runs), *(cell(runs, score) for score in headings)])
+    if len(headings) > len(groups):
+        rows = [list(column) for column in zip(*rows)]
     return markdown(rows)
 
 
-def seed_text(run):
-    """The seed; for a run that is not finished, also how far it is: "1 (step 800 of 16,000)"."""
-    seed = str(run["training"]["seed"])
-    if run["seconds"] is None:
-        seed += f" (step {run['evals'][-1]['step']:,} of {run['training']['steps']:,})"
-    return seed
+def cell(runs, score):
+    """The mean, and each seed's score: "36% (53, 28, 26)"."""
+    unit = unit_of({"": runs}, score)
+    values = last_scores(runs, score)
+    if not values:
+        return "not run"
+    each = [score_text(value, unit) for value in values]
+    if len(each) == 1:
+        return each[0]
+    if len(each) > 5:
+        each = [f"lowest of {len(each)} seeds {score_text(min(values), unit)}"]
+    return f"{score_text(mean(values), unit)} ({', '.join(each).replace('%', '')})"
+
+
+def with_progress(label, runs):
+    """The label, and how far its unfinished runs are: "mine, seed 1 (step 800 of 16,000)"."""
+    for run in runs:
+        if run["seconds"] is None:
+            step, training = run["evals"][-1]["step"], run["training"]
+            label += f", seed {training['seed']} (step {step:,} of {training['steps']:,})"
+    return label
 
 
 def markdown(rows):
@@ -234,7 +243,7 @@ def draw_panels(draw, groups, title, headings, meaning, per_row, height):
 
     meaning   what lines or bars mean, for the small print
     """
-    headings = headings or {score: score for score in score_names(groups)}
+    headings = headings or all_scores(groups)
     figure, axes = make_grid(len(headings), title, per_row, height)
     legend = {}  # {text: the line that it is about}
     for axis, (score, heading) in zip(axes, headings.items()):
@@ -295,9 +304,8 @@ def styles(groups):
 
 
 def shown_label(label, runs):
-    """The label in lines that fit a legend, with the runs that are not finished."""
-    unfinished = [seed_text(run) for run in runs if run["seconds"] is None]
-    words = ", seed ".join([label, *unfinished]).replace("_", " ")
+    """The same in lines that fit a legend."""
+    words = with_progress(label, runs).replace("_", " ")
     return textwrap.fill(words, width=40, break_on_hyphens=False)
 
 

@@ -2336,11 +2336,11 @@ def test_plot_draws_and_packs_what_it_finds(here, capsys):
     plot.pack([toy_run("$\\oops$", math.nan, math.nan)], "run1.json")
     plot.main(["run[1].json", "--save", "packed.json"])
     assert plot.read_runs(["packed.json"]) == plot.read_runs(["run[1].json"])
-    assert "| without | 0, 1 (step 20 of 1,000), 2 | 50%, 80%, 90% |" in capsys.readouterr().out
+    assert "| without, seed 1 (step 20 of 1,000) | 73% (50, 80, 90) |" in capsys.readouterr().out
     many = [toy_run(f"n-layer={layers}", 0.1) for layers in range(11)]  # too many for curves
     plot.pack([{**run, "preset": "small"} for run in many], "run2.json")
     plot.main(["run?.json", "--out", "figures"])
-    assert "| $\\oops$ | 0 | nan% |" in capsys.readouterr().out
+    assert "| $\\oops$ | nan% |" in capsys.readouterr().out
     for name in ("out/depo1_nano.png", "figures/depo1_nano.png", "figures/depo1_small.png"):
         assert Path(name).stat().st_size > 10_000
 

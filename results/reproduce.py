@@ -24,7 +24,6 @@ import plot
 import train
 from canon_gpt import Refused
 from comparisons import COMPARISONS
-from tasks import score_text
 
 SEEDS = 3
 MAIN_SCORES = ("sequences", "all", "l=2", "sentences", "bits/param", "bits per byte")
@@ -129,31 +128,6 @@ def missing_runs(name, runs, seeds):
     return found
 
 
-def table(name, groups):
-    """The mean of the last scores, and each seed's, as Markdown: a row for each model or task."""
-    headings = COMPARISONS[name].scores
-    rows = [["", *headings.values()]]
-    for label, runs in groups.items():
-        rows.append([label, *(cell(runs, score) for score in headings)])
-    if len(headings) > len(groups):
-        rows = [list(column) for column in zip(*rows)]
-    return plot.markdown(rows)
-
-
-def cell(runs, score):
-    """Such as "36% (53, 28, 26)"."""
-    unit = plot.unit_of({"": runs}, score)
-    values = plot.last_scores(runs, score)
-    if not values:
-        return "not run"
-    each = [score_text(value, unit) for value in values]
-    if len(each) == 1:
-        return each[0]
-    if len(each) > 5:
-        each = [f"lowest of {len(each)} seeds {score_text(min(values), unit)}"]
-    return f"{score_text(mean(values), unit)} ({', '.join(each).replace('%', '')})"
-
-
 # ---- 3. The command line ---------------------------------------------------
 
 
@@ -194,7 +168,7 @@ def main(argv=None):
         parser.error("there are no runs of it yet; add --train")
     figure = comparison.figure(drawn, comparison.title, comparison.scores)
     plot.save(figure, Path("out", f"{options.name}.png"))
-    print(f"\n{table(options.name, groups)}")
+    print(f"\n{plot.table(groups, comparison.scores)}")
 
 
 if __name__ == "__main__":

@@ -186,7 +186,8 @@ TABLES += ["sets_nano"]
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(name):
-    assert reproduce.table(name, reproduce.groups_of(name, RUNS)) in PAGE
+    groups = reproduce.groups_of(name, RUNS)
+    assert plot.table(groups, COMPARISONS[name].scores) in PAGE
 
 
 def test_table_of_keys():
@@ -196,7 +197,7 @@ def test_table_of_keys():
         for part in ("k", "q", "v", "kv"):
             model = f"copy_nano_nope_b_{name}_canon-type={part}_steps=800"
             runs = [RUNS[f"{model}_s{seed}"] for seed in range(3)]
-            cells.append(reproduce.cell(runs, "tokens"))
+            cells.append(plot.cell(runs, "tokens"))
         assert f"| {dims} dims | {' | '.join(cells)} |" in PAGE
 
 
@@ -232,5 +233,5 @@ def test_front_page_tasks(task):
 
 def test_front_page_gpu():
     for label, runs in reproduce.groups_of("depo1_small", RUNS).items():
-        cells = [reproduce.cell(runs, f"k={k}") for k in (1, 2, 3, 4)]
+        cells = [plot.cell(runs, f"k={k}") for k in (1, 2, 3, 4)]
         assert f"| {' | '.join(cells)} |" in FRONT_PAGE, label
