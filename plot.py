@@ -1,8 +1,8 @@
 """Figures and tables from runs:   python plot.py out/*
 
-Draws a figure for each task and preset, and prints the last scores as a Markdown table.
+Draws a figure for each task and preset, such as out/copy_nano.png, and prints the last scores as a
+Markdown table.
 
-    python plot.py out/* --out figures       writes figures/copy_nano.png, and so on
     python plot.py out/* --save runs.json    also packs the runs into one file, which it can draw
     python plot.py --inside out/RUN          draws where a model's sharpest heads look
 
@@ -450,14 +450,15 @@ def inside(folder, title=""):
 # ---- 6. The command line ---------------------------------------------------
 
 
-def save(figure, path):
-    """Write a figure as PNG, and print its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save(figure, name):
+    """Write a figure into out/, and print its path."""
+    path = Path(f"out/{name}.png")
+    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=160)
     print(path)
 
 
-def draw_runs(runs, out):
+def draw_runs(runs):
     """A figure and a table for each task and preset."""
     by_figure = {}
     for run in runs:
@@ -465,7 +466,7 @@ def draw_runs(runs, out):
     for name, its_runs in by_figure.items():
         groups = group(its_runs)
         draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
-        save(draw(groups, title=name), out / f"{name}.png")
+        save(draw(groups, title=name), name)
         print(f"\n{table(groups)}\n")
 
 
@@ -479,7 +480,6 @@ def main(argv=None):
     )
     add = parser.add_argument
     add("runs", nargs="+", help="run folders, or files that --save wrote")
-    add("--out", type=Path, default="out", help="figures' folder (default: out)")
     add("--save", type=Path, help="also pack the runs into this file")
     add("--inside", action="store_true", help="draw where a model's sharpest heads look")
     args = parser.parse_args(argv)
@@ -494,14 +494,14 @@ def main(argv=None):
             for path in paths:
                 name = Path(path).resolve().name
                 figure = inside(path, title=f"{name}: where its heads look")
-                save(figure, args.out / f"{name}_inside.png")
+                save(figure, f"{name}_inside")
             return
         runs = read_runs(paths)
         if not runs:
             raise no_run_in(", ".join(paths))
         if args.save:
             pack(runs, args.save)
-        draw_runs(runs, args.out)
+        draw_runs(runs)
     except (Refused, OSError) as error:
         parser.error(str(error))
 

@@ -2339,17 +2339,17 @@ def test_plot_draws_and_packs_what_it_finds(here, capsys):
     assert "| without, seed 1 (step 20 of 1,000) | 73% (50, 80, 90) |" in capsys.readouterr().out
     many = [toy_run(f"n-layer={layers}", 0.1) for layers in range(11)]  # too many for curves
     plot.pack([{**run, "preset": "small"} for run in many], "run2.json")
-    plot.main(["run?.json", "--out", "figures"])
+    plot.main(["run?.json"])
     assert "| $\\oops$ | nan% |" in capsys.readouterr().out
-    for name in ("out/depo1_nano.png", "figures/depo1_nano.png", "figures/depo1_small.png"):
+    for name in ("out/depo1_nano.png", "out/depo1_small.png"):
         assert Path(name).stat().st_size > 10_000
 
 
 def test_inside_shows_the_tokens_that_get_attention(refused):
     """At most 40 of them. A linear mixer has no attention; elsewhere there is no run."""
     train.main(tiny("--N 24 --block-size 49 --steps 1", "out/long"))
-    plot.main(["--inside", "out/long", "--out", "figures"])
-    assert Path("figures/long_inside.png").exists()
+    plot.main(["--inside", "out/long"])
+    assert Path("out/long_inside.png").exists()
     first, second, _ = plot.inside("out/long").axes
     assert second.get_xlabel() == "looks at (40 of 49 tokens)"
     task, model = sample.load_model("out/long")

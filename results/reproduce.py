@@ -167,7 +167,7 @@ def main(argv=None):
     if not drawn:
         parser.error("there are no runs of it yet; add --train")
     figure = comparison.figure(drawn, comparison.title, comparison.scores)
-    plot.save(figure, Path("out", f"{options.name}.png"))
+    plot.save(figure, options.name)
     print(f"\n{plot.table(groups, comparison.scores)}")
 
 
