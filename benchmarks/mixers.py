@@ -1,14 +1,14 @@
 """The linear mixers' recurrences beside softmax attention:   python benchmarks/mixers.py
 
 One layer's operator alone, forward and with backward, at the head shapes of a 768-wide model (on a
-CPU: 64-wide). Each recurrence runs in chunks, by flash-linear-attention's kernels, in chunks and
-compiled (on a GPU), and as the plain loop, which gets 256 tokens. `error` is against that loop. A
-GPU gets 32,768 tokens in all, in bfloat16.
+CPU: 64-wide). Each recurrence runs in chunks, in chunks and compiled (on a GPU), and as the plain
+loop, which gets 256 tokens. `error` is against that loop. A GPU gets 32,768 tokens in all, in
+bfloat16.
 """
 
 import torch
 import torch.nn.functional as F
-from common import Benchmark, optional, times_in_turn
+from common import Benchmark, times_in_turn
 
 from canon_gpt import LinearMixer, linear_recurrence
 from kernels import relative_error
@@ -46,19 +46,6 @@ def loop(*inputs):
     return linear_recurrence(*inputs)[0]
 
 
-def fla_package(name):
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    from fla.ops.gla import chunk_gla
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    def mamba2(q, k, v, log_decay, scale):  # it wants queries and keys for every head
-        q, k = (u.expand(-1, -1, v.shape[2], -1).contiguous() for u in (q, k))
-        return chunk_simple_gla(q, k, v, log_decay, scale=scale)
-
-    f = {"GLA": chunk_gla, "Mamba2": mamba2, "GDN": chunk_gated_delta_rule}[name]
-    return lambda *inputs: f(*inputs, scale=1.0)[0]
-
-
 def measure(bench, what, f, inputs, rounds, exact=None):
     """Add a row for the operator f, whose first outputs should be `exact`."""
     inputs = [u.detach().requires_grad_() for u in inputs]
@@ -93,8 +80,6 @@ def compare(bench, name, B, T, rounds=10):
     exact = loop(*(u.float() for u in start))
     chunked = LinearMixer().recur  # as the models call it
     measure(bench, f"{name}, chunks", chunked, inputs, rounds, exact)
-    with optional("flash-linear-attention"):
-        measure(bench, f"{name}, fla", fla_package(name), inputs, rounds, exact)
     if bench.device == "cuda":
         compiled = torch.compile(chunked, dynamic=False)
         measure(bench, f"{name}, chunks, compiled", compiled, inputs, rounds, exact)
