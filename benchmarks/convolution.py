@@ -3,15 +3,15 @@
 Forward and backward in milliseconds, and as a share of the rate that a plain copy reaches. Forward
 must read x and write y; backward must read x and dy and write dx. `error` is that of y and dx
 together, against the definition in float32. The shapes are those of Canon-A and C, B and D in the
-paper's 12-layer model, and on a CPU in Depo's nano model. For packages without a residual it is
-part of the weights, which costs nothing.
+paper's 12-layer model, and on a CPU in Depo's nano model. For nn.Conv1d the residual is part of
+the weights, which costs nothing.
 """
 
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from common import Benchmark, optional, times_in_turn
+from common import Benchmark, times_in_turn
 
 from kernels import causal_conv, causal_conv_reference, relative_error, value_and_gradients
 
@@ -27,26 +27,11 @@ def conv1d(x, weight):
     return F.conv1d(past, weight[:, None].to(x.dtype), groups=len(weight)).mT
 
 
-def causal_conv1d_package(x, weight):
-    from causal_conv1d import causal_conv1d_fn
-
-    return causal_conv1d_fn(x.mT, weight).mT
-
-
-def fla_package(x, weight):
-    from fla.modules.convolution import causal_conv1d
-
-    y = causal_conv1d(x, weight)
-    return y[0] if isinstance(y, tuple) else y
-
-
 IMPLEMENTATIONS = {  # {name: (function of x and weight, layout of the weight)}
     "causal_conv": (causal_conv, torch.clone),  # what models call: on a GPU, Triton's kernels
     "definition": (causal_conv_reference, torch.clone),
     "torch.compile": (torch.compile(causal_conv_reference, dynamic=False), torch.clone),
     "nn.Conv1d": (conv1d, channels_first),
-    "causal-conv1d": (causal_conv1d_package, channels_first),
-    "flash-linear-attention": (fla_package, channels_first),
 }
 
 
@@ -61,13 +46,12 @@ def measure(bench, B, T, D, rounds=100):
     backward, errors = {}, {}
     x = x.clone().requires_grad_()
     for name, (conv, layout) in IMPLEMENTATIONS.items():
-        with optional(name):
-            weight = layout(w).requires_grad_()
-            y = conv(x, weight)
-            gradients = partial(torch.autograd.grad, y, (x, weight), dy, retain_graph=True)
-            dx, _ = gradients()
-            forward[name], backward[name] = partial(conv, x, weight), gradients
-            errors[name] = relative_error(torch.stack([y.detach(), dx]), exact)
+        weight = layout(w).requires_grad_()
+        y = conv(x, weight)
+        gradients = partial(torch.autograd.grad, y, (x, weight), dy, retain_graph=True)
+        dx, _ = gradients()
+        forward[name], backward[name] = partial(conv, x, weight), gradients
+        errors[name] = relative_error(torch.stack([y.detach(), dx]), exact)
     forward_ms = times_in_turn(forward, bench.device, rounds)
     backward_ms = times_in_turn(backward, bench.device, rounds)
     copy_ms = forward_ms["copy"][1]
