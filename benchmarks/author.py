@@ -1,10 +1,10 @@
 """Do our models compute what the author's code computes?   python benchmarks/author.py PATH
 
 PATH is a clone of github.com/zhuzeyuan/PhysicsLM4. This file has none of his code; it imports it
-from there. It puts our weights into his models, in float64, and compares logits and gradients, and
-it compares how both draw their initial weights. results/README.md lists the known differences;
-those are left out here, or our model does it his way. All of it takes half a minute on a CPU and
-needs no other package. The exit status is 1 if a row is not equal.
+from there. It puts our weights into his models, in float64, and compares logits and gradients.
+results/README.md lists the known differences; those are left out here, or our model does it his
+way. All of it takes half a minute on a CPU and needs no other package. The exit status is 1 if a
+row is not equal.
 
 1 his code and what stands in for packages, 2 models, 3 the command.
 """
@@ -14,7 +14,6 @@ import builtins
 import functools
 import sys
 import types
-from collections import defaultdict
 from pathlib import Path
 from unittest.mock import MagicMock, patch
 
@@ -417,7 +416,7 @@ RELEASES = {  # his recipes for Llamas of 1, 3 and 8 billion parameters, at smal
     "LlamaCanon-8B": dict(num_attention_heads=4, num_key_value_heads=2, rope_dim=4),
 }
 
-# The three `compare_` functions below yield rows: what is compared, what was found, and whether it
+# The two `compare_` functions below yield rows: what is compared, what was found, and whether it
 # is equal.
 
 
@@ -469,39 +468,6 @@ def compare_releases(path):
         yield name, f"logits {error:.0e}", error < 1e-11
 
 
-LIMIT = 2.3  # of `distance`
-
-
-def distance(ours, his):
-    """The Kolmogorov-Smirnov statistic of two samples of n numbers each: the largest difference of
-    their distribution functions, times sqrt(n / 2). If both are drawn alike, it exceeds LIMIT once
-    in 20,000 times."""
-    values = torch.cat([ours, his])
-    below = [torch.searchsorted(sample.sort()[0], values, right=True) for sample in (ours, his)]
-    largest = (below[0] - below[1]).abs().max().item() / len(ours)
-    return largest * (len(ours) / 2) ** 0.5
-
-
-def compare_starts(path):
-    """Attention and GDN only: GLA and Mamba2 start differently here, as results/README.md says."""
-    for mixer, short_conv in {"attention": None, "gdn": True}.items():
-        config = Config(**SHAPE, n_layer=24, mixer=mixer, canon="abcd", short_conv=short_conv)
-        torch.manual_seed(0)
-        ours = CanonGPT(config)
-        his = dict(build(path, ours).named_parameters())
-        kinds = defaultdict(list)  # {name without its layer: [our values, his values], ..}
-        for name, tensor in to_his_names(config, dict(ours.named_parameters())).items():
-            parts = [part for part in name.split(".")[1:] if not part.isdecimal()]
-            kinds[".".join(parts)].append((tensor.detach().flatten(), his[name].detach().flatten()))
-        unlike = []
-        for kind, pairs in kinds.items():
-            our_values, his_values = (torch.cat(values) for values in zip(*pairs))
-            if distance(our_values, his_values) > LIMIT:
-                unlike.append(kind)
-        found = f"{len(kinds)} kinds of weights, differently distributed: {unlike or 'none'}"
-        yield f"{mixer}, initial weights", found, not unlike
-
-
 # ---- 3. The command --------------------------------------------------------
 
 
@@ -524,7 +490,6 @@ def main(argv=None):
     comparisons = {
         "Models with the same weights: the largest relative differences": compare_models(path),
         "The released Llamas at small widths, his weights in ours": compare_releases(path),
-        "Initial weights": compare_starts(path),
     }
     failed = 0
     for title, rows in comparisons.items():
