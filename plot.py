@@ -150,11 +150,8 @@ def mean_by_step(runs, score):
     """{step: mean over the runs that have this score}, up to where all of them have come."""
     curves = [values_by_step(run, score) for run in runs]
     curves = [curve for curve in curves if curve]
-    values = {}  # {step: [value, ..]}
-    for curve in curves:
-        for step, value in curve.items():
-            values.setdefault(step, []).append(value)
-    return {step: mean(values[step]) for step in values if len(values[step]) == len(curves)}
+    steps = set.intersection(*map(set, curves)) if curves else set()
+    return {step: mean(curve[step] for curve in curves) for step in sorted(steps)}
 
 
 def last_scores(runs, score):
