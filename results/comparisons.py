@@ -158,6 +158,7 @@ COMPARISONS = {
         models={
             "one layer": "",
             "one layer + Canon": "--canon abcd",
+            "one layer + Canon, never trained": "--canon abcd --canon-frozen",
             "two layers": "--n-layer 2",
             "one layer of 128 dims": "--d-model 128",
         },
@@ -198,7 +199,9 @@ COMPARISONS = {
             **PAIRS,
             **QUARTER,
             "ALiBi": "--pos alibi",
+            "ALiBi + Canon": "--pos alibi --canon abcd",
             "H-ALiBi": "--pos halibi",
+            "H-ALiBi + Canon": "--pos halibi --canon abcd",
             "RoPE + A": "--canon a",
             "RoPE + B": "--canon b",
             "RoPE + C": "--canon c",
