@@ -165,24 +165,18 @@ def test_convolution_equals_the_definition_in_float64(name, dtype):
 @parametrize("name", [
     pytest.param(PYTORCH, marks=exercise(2, 3)),
     pytest.param(TRITON, marks=[needs_triton, exercise(13, 3)]),
+    pytest.param(GATED, marks=needs_triton),
 ])  # fmt: skip
 def test_gradients_equal_those_of_the_definition_in_float64(name, dtype):
-    for inputs, residual, what in cases(name, dtype):
-        _, dx, dw = value_and_gradients(getattr(kernels, name), *inputs, residual)
-        _, exact_dx, exact_dw = conv_exact(*inputs, residual)
-        assert_rounded(f"dx, {what}", dx, exact_dx, dtype)
-        assert_rounded(f"dw, {what}", dw, exact_dw, dtype)
-
-
-@needs_triton
-@parametrize("dtype", kernels.LIMITS, ids=str)
-def test_the_kernels_with_a_gate_equal_the_definition_in_float64(dtype):
-    for (x, weight, dy), residual, what in cases(GATED, dtype):
-        dy = dy[..., : x.shape[2] // 2]
-        y, dx, dw = value_and_gradients(kernels.causal_conv_gated_triton, x, weight, dy, residual)
-        exact = conv_exact(x, weight, dy, residual, kernels.gated_reference)
-        for name, got, want in zip(("y", "dx", "dw"), (y, dx, dw), exact):
-            assert_rounded(f"{name}, {what}", got, want, dtype)
+    """With the gate, also the values."""
+    definition = kernels.gated_reference if name == GATED else causal_conv_reference
+    for (x, weight, dy), residual, what in cases(name, dtype):
+        if name == GATED:
+            dy = dy[..., : x.shape[2] // 2]
+        got = value_and_gradients(getattr(kernels, name), x, weight, dy, residual)
+        exact = conv_exact(x, weight, dy, residual, definition)
+        for part, found, wanted in zip(("y", "dx", "dw"), got, exact):
+            assert_rounded(f"{part}, {what}", found, wanted, dtype)
 
 
 PLAIN_MLPS = [{}, dict(canon_residual=False)]
