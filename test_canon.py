@@ -737,7 +737,7 @@ def test_recurrence_is_the_formula(kind):
     sizes = (2, 5, 3, 4, 2)
     B, T, H, K, V = sizes
     q, k, v, g, beta = recurrence_inputs(kind, sizes)
-    S = start = torch.randn(B, H, K, V).double().requires_grad_()
+    S = start = torch.randn(B, H, K, V).double()
     o, final = linear_recurrence(q, k, v, g, beta, start)
     decay = g.reshape(B, T, H, -1).expand(B, T, H, K).exp()
     erase, w = (0, 1) if beta is None else (beta[..., None, None], beta[..., None, None])
@@ -747,8 +747,6 @@ def test_recurrence_is_the_formula(kind):
         S = bracket[:, t] @ torch.diag_embed(decay[:, t]) @ S + written[:, t]
         assert_same(f"o at step {t}", o[:, t], (S.mT @ q[:, t, :, :, None])[..., 0])
     assert_same("the last state", final, S)
-    (got,), (want,) = (torch.autograd.grad(u.sum(), start) for u in (final, S))
-    assert_same("the gradient of the first state", got, want)
 
 
 @parametrize("kind", kinds(4, 3))
