@@ -19,7 +19,6 @@ import runpy
 import shlex
 import shutil
 import signal
-import string
 import subprocess
 import sys
 import time
@@ -1059,16 +1058,6 @@ DEPOS = (
 )
 
 
-def require_names(task, names):
-    """Names are numbers 1..V joined by dots, as many as word_len allows; or, in Depo0, letters."""
-    for name in names:
-        letters = [int(letter) for letter in name.split(".") if not letter.isalpha()]
-        letters = letters or [1 + string.ascii_lowercase.index(name)]
-        short, long = task.words.shortest, task.words.longest
-        assert short <= len(letters) <= long, f"name {name}: {short} to {long} letters expected"
-        assert 1 <= min(letters) and max(letters) <= task.words.V, f"name {name}: letters beyond V"
-
-
 def read_depo(task, text):
     """The edges, [(source, target), ..], and the questions, [(k, q, answer), ..]."""
     edge = r"([\w.]+) ([\w.]+)" + (" ," if task.name == "depo0" else "")
@@ -1092,7 +1081,6 @@ def test_depo_by_an_independent_checker(name, options):
             cycle.append(successor[cycle[-1]])
         assert 3 <= n <= task.N, f"{n} edges, expected 3 to {task.N}"
         assert len(successor) == len(cycle) == n, f"the edges are no cycle: {text}"
-        require_names(task, cycle)
         asked = {q for _, q, _ in questions}
         counts = f"{len(questions)} questions about {len(asked)} nodes"
         assert len(asked) == len(questions) == min(10, n), f"{counts}, expected {min(10, n)}"
@@ -1137,8 +1125,11 @@ def chances_of_words(V, low, high):
     return chances
 
 
-@parametrize("V, low, high", [(1, 1, 3), (2, 1, 2), (3, 1, 1)])
-def test_words_come_as_if_drawn_one_by_one(V, low, high):
+WORDS = [("depo1", 1, 1, 3), ("brevo2", 2, 1, 2), ("depo1", 3, 1, 1)]
+
+
+@parametrize("name, V, low, high", WORDS)
+def test_names_come_as_if_drawn_one_by_one(name, V, low, high):
     """As the plain loop in the docstring draws two: the second is another, and their order even."""
     chances = chances_of_words(V, low, high)
     pairs = defaultdict(float)
@@ -1147,7 +1138,8 @@ def test_words_come_as_if_drawn_one_by_one(V, low, high):
         pairs[first, second] += chance / 2
         pairs[second, first] += chance / 2
     found = []
-    for first, second in tasks.Words(2, V, (low, high)).draw(default_rng(0), [2] * 40_000):
+    words = make_task(name, N=3, V=V, word_len=(low, high), block_size=None).words
+    for first, second in words.draw(default_rng(0), [2] * 40_000):
         found.append((tuple(first), tuple(second)))
     assert drawn_as(found, pairs)
 
@@ -1281,7 +1273,6 @@ def test_brevo_by_an_independent_checker(name, options):
     for document in task.documents(default_rng(0), 300):
         edges, q, words = read_brevo(tasks.printed(task, document))
         nodes = set(chain(*edges))
-        require_names(task, nodes)
         assert len(nodes) <= task.N and len(words) > 1 and is_valid(edges, q, words)
         (span,) = task.answer_spans(document)
 
