@@ -1253,17 +1253,13 @@ def test_brevo_asks_for_the_last_quarter(n):
     assert drawn_as(asked, range(n - math.ceil(n / 4), n))
 
 
-def test_brevo_names_and_order_tell_nothing():
-    nodes, orders = [], []
-    possible = list(permutations((1, 2, 3)))
-    for text in instances(make_task("brevo1", N=4), count=5000):
-        edges, q, answer = read_brevo(text)
-        nodes.append(q)
-        if len(edges) == 3 and set(chain(*edges)) == set(answer):
-            order = tuple(answer.index(a) + answer.index(b) for a, b in edges)
-            if order in possible:  # the graph of three nodes with all edges
-                orders.append(order)
-    assert drawn_as(nodes, "1234") and drawn_as(orders, possible)
+def test_brevo_edges_come_in_any_order():
+    orders = []
+    for text in instances(make_task("brevo1", N=3), count=3000):
+        edges, _, answer = read_brevo(text)
+        if len(edges) == 3:  # the graph of three nodes with all edges: 0 -> 1, 0 -> 2, 1 -> 2
+            orders.append(tuple(answer.index(a) + answer.index(b) for a, b in edges))
+    assert drawn_as(orders, list(permutations((1, 2, 3))))
 
 
 @parametrize("name, options", [("brevo1", dict(N=30, block_size=300)), ("brevo2", {})], ids=str)
