@@ -1716,28 +1716,15 @@ def test_what_is_left_out_follows_from_the_rest():
     assert config.block_size == task.block_size == 201  # an instance has 202 tokens
 
 
-class HasAnArgument(tasks.Copy):
-    """
-    rounds   how often the list is repeated
-    """
-
-    def __init__(self, N=4, rounds=2, block_size=None):
-        super().__init__(N, block_size)
-        self.rounds = rounds
-
-
-@patch.dict(tasks.TASKS, own=HasAnArgument)
-def test_an_own_argument_is_a_flag(capsys):
-    task, _, _, run = train.settings_of("--task own --preset nano --rounds 3".split())
-    assert task.rounds == 3 and run.out.endswith("own_nano_rope_bare_rounds=3_s0")
+@parametrize("name", tasks.TASKS)
+def test_every_option_has_a_line_of_help(name, capsys):
     with pytest.raises(SystemExit, match="0"):
-        train.main(["--task", "own", "--help"])
-    assert re.search(r"--rounds INT +how often the list is repeated \(2\)", capsys.readouterr().out)
-
-
-def test_every_option_has_a_line_of_help():
-    for owner in (train.Training, train.Run, Config, *tasks.TASKS.values()):
+        train.main(["--task", name, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for owner in (tasks.TASKS[name], train.Training, train.Run, Config):
         assert set(train.options(owner)) <= set(train.help_texts(owner)), owner
+    for option in train.options(tasks.TASKS[name]):
+        assert train.help_texts(tasks.TASKS[name])[option] in shown
 
 
 def test_presets_name_options():
