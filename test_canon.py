@@ -2189,7 +2189,7 @@ def toy_run(label, *values, seed=0, seconds=3.0, **model):
     }
 
 
-def test_runs_are_read_packed_and_read_again(here):
+def test_runs_are_read(here):
     """Figures, and runs that have no scores yet, are left out."""
     train.main(tiny("--steps 40 --eval-every 20", "out/finished"))
     for name, count in (("begun", 0), ("stopped", 1)):  # lines that the log has so far
@@ -2203,8 +2203,6 @@ def test_runs_are_read_packed_and_read_again(here):
     assert [line["step"] for line in finished["evals"]] == [10, 20, 40]
     assert finished["evals"][-1]["eval"] == last["eval"] and finished["seconds"] == last["seconds"]
     assert [line["step"] for line in stopped["evals"]] == [10] and stopped["seconds"] is None
-    plot.pack(runs, "packed.json")
-    assert plot.read_runs(["packed.json"]) == runs
 
 
 def test_a_group_is_a_name_without_its_seed():
@@ -2275,10 +2273,11 @@ def test_attention_maps_are_the_weights_of_attention(pos):
 
 def test_plot_draws_and_packs_what_it_finds(here, capsys):
     """A folder's name may look like a pattern, or like mathematics; scores may be NaN."""
-    plot.pack([toy_run("rope_abcd", 0.8), *TWO_GROUPS["without"]], "run[1].json")
+    runs = [toy_run("rope_abcd", 0.8), *TWO_GROUPS["without"]]
+    plot.pack(runs, "run[1].json")
     plot.pack([toy_run("$\\oops$", math.nan, math.nan)], "run1.json")
     plot.main(["run[1].json", "--save", "packed.json"])
-    assert plot.read_runs(["packed.json"]) == plot.read_runs(["run[1].json"])
+    assert plot.read_runs(["packed.json"]) == runs
     assert "| without, seed 1 (step 20 of 1,000) | 73% (50, 80, 90) |" in capsys.readouterr().out
     many = [toy_run(f"n-layer={layers}", 0.1) for layers in range(11)]  # too many for curves
     plot.pack([{**run, "preset": "small"} for run in many], "run2.json")
