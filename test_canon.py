@@ -2289,8 +2289,6 @@ def test_plot_draws_and_packs_what_it_finds(here, capsys):
 def test_inside_shows_the_tokens_that_get_attention(refused):
     """At most 40 of them. A linear mixer has no attention; elsewhere there is no run."""
     train.main(tiny("--N 24 --block-size 49 --steps 1", "out/long"))
-    plot.main(["--inside", "out/long"])
-    assert Path("out/long_inside.png").exists()
     first, second, _ = plot.inside("out/long").axes
     assert second.get_xlabel() == "looks at (40 of 49 tokens)"
     task, model = sample.load_model("out/long")
