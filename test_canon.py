@@ -2060,7 +2060,7 @@ def test_one_variable_of_torchruns_is_not_enough(name, monkeypatch):
 def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
     """Ctrl-C and `kill -9`, which reach all processes."""
     process = subprocess.Popen(
-        [sys.executable, HERE / "train.py", *tiny("--steps 1000000 --eval-every 20 --workers 2")],
+        [sys.executable, HERE / "train.py", *tiny("--steps 1000000 --eval-every 1000 --workers 2")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
