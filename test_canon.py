@@ -1995,22 +1995,18 @@ class Buggy(tasks.Copy):
         return super().batch(seed, step, batch_size)
 
 
-class Killed(Buggy):
+class Killed(tasks.Copy):
     def batch(self, seed, step, batch_size):
         if step == 10 and torch.utils.data.get_worker_info() is not None:
             os.kill(os.getpid(), signal.SIGKILL)  # as Linux does when memory runs out
         return super().batch(seed, step, batch_size)
 
 
-@parametrize("task, workers, error", [
-    (Buggy, 0, "a bug in the generator"),
-    (Buggy, 2, "a bug in the generator"),
-    (Killed, 2, "DataLoader worker"),
-])  # fmt: skip
-def test_a_fault_of_ones_own_keeps_its_traceback(task, workers, error, here):
+@parametrize("task, error", [(Buggy, "a bug in the generator"), (Killed, "DataLoader worker")])
+def test_a_fault_of_ones_own_keeps_its_traceback(task, error, here):
     """And no worker stays."""
     with patch.dict(tasks.TASKS, copy=task), pytest.raises(Exception, match=error):
-        train.main(tiny(f"--steps 60 --workers {workers}"))
+        train.main(tiny("--steps 60 --workers 2"))
     gc.collect()  # frames of the error hold the loader
     for worker in multiprocessing.active_children():
         worker.join(timeout=10)  # in PyTorch 2.11 it ends a moment later
