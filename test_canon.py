@@ -390,8 +390,7 @@ def test_a_canon_layer_streams(kernel, residual, silu):
     want = F.silu(want) if silu else want
     want = x + want if residual else want
     assert_same("at once", layer(x), want)
-    for lengths in ((1, 1, 5, 2, 3), (1,) * 12):
-        assert_same(f"in pieces of {lengths}", streamed(layer, x, lengths), want)
+    assert_same("in pieces", streamed(layer, x, (1, 1, 5, 2, 3)), want)
 
 
 @exercise(4, 3)
@@ -453,8 +452,7 @@ def test_attention_is_a_mean_of_values(pos):
     shares, v = attention_by_hand(layer, x, pos)
     want = layer.out(torch.einsum("bhts, bshv -> bthv", shares, v).flatten(2))
     assert_same("attention at once", layer(x), want)
-    for lengths in ((1, 4, 1, 3), (6, 3)):
-        assert_same(f"attention in pieces of {lengths}", streamed(layer, x, lengths), want)
+    assert_same("attention in pieces", streamed(layer, x, (2, 1, 4, 2)), want)
 
 
 MLP_CASES = [("", "silu"), ("abcd", "relu2"), ("d", "swiglu-relu2")]
