@@ -6,7 +6,6 @@ here from the definitions; properties are tried on random shapes.
 
 # ruff: noqa: E402, E731
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -26,7 +25,7 @@ import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, combinations, islice, permutations, product
 from pathlib import Path
@@ -2073,7 +2072,7 @@ def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     step = checkpoint("run")["step"]
     if number == signal.SIGKILL:
