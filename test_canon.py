@@ -602,6 +602,15 @@ def test_matrices_decay_and_frozen_canons_stay(options):
     assert {*decayed["params"]} == {*names} - spared and {*rest["params"]} == spared - frozen
 
 
+def test_adamw_updates_a_weight_that_is_a_slice():
+    wide, model = torch.zeros(4, 6), torch.nn.Module()
+    model.weight = torch.nn.Parameter(wide[:, :3])
+    optimizer = train.adamw(model, train.Training())
+    model.weight.grad = torch.ones(4, 3)
+    optimizer.step()
+    assert wide[:, :3].all() and not wide[:, 3:].any()
+
+
 needs_compiler = pytest.mark.skipif(not CUDA and not shutil.which("g++"), reason="no compiler")
 ALL_MIXERS = dict(mixer="gla,mamba2,gdn,attention", n_layer=4, pos="halibi", mlp="none")
 COMPILED = [
@@ -1734,6 +1743,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--task sort", "task = 'sort': allowed: copy, "),
     ("--task copy --preset huge", "preset = 'huge'"),
     ("--task copy --N 1", "N = 1: at least 2"),
+    ("--task capo --batch-size 0", "batch_size = 0"),  # its steps follow from the batch
     ("--task depo --K 5", "K = 5: "),
     ("--task depo --word-len 3 2", "word_len = [3, 2]: "),
     ("--task text --text none", "text = 'none': "),

@@ -191,12 +191,15 @@ def weight_groups(model, training):
 
 
 def adamw(model, training):
+    # Fused, one kernel updates many weights. (Untested on MPS.) On a CPU it takes weights for
+    # contiguous, and if one is not, updates others (PyTorch 2.13.0; findings/fused_strides.sh).
+    contiguous = all(weight.is_contiguous() for weight in model.parameters())
     return torch.optim.AdamW(
         weight_groups(model, training),
         lr=training.lr,
         betas=training.betas,
         eps=training.eps,
-        fused=device_of(model).type != "mps",  # one kernel updates many weights; untested on MPS
+        fused=contiguous and device_of(model).type != "mps",
     )
 
 

@@ -231,7 +231,7 @@ def convert(name, weights, dtype, device):
             parts.append(weights.pop(his).to(device, dtype))
     weight = torch.cat(parts) if len(parts) > 1 else parts[0]  # cat would copy
     if weight.dim() == 3:  # Conv1d's (width, 1, kernel), the weight of the oldest token first
-        weight = weight[:, 0].t().flip(0)
+        weight = weight[:, 0].t().flip(0).contiguous()  # findings/fused_strides.sh says why
     return weight
 
 

@@ -136,6 +136,7 @@ def test_a_released_model_computes_what_it_should(name, tmp_path):
     state = State()
     pieces = [model(piece, state=state)[0] for piece in TOKENS.split([7, 1, 22], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=0, atol=1e-12)
+    assert all(weight.is_contiguous() for weight in model.parameters())
     small = released.load(tmp_path)
     assert {weight.dtype for weight in small.parameters()} == {torch.bfloat16}
     assert error(small, expected) < 0.05

@@ -153,6 +153,18 @@ def hops_mastered(run):
     return ([share >= 0.9 for share in shares] + [False]).index(False)
 
 
+def test_other_positions():
+    for pos in ("alibi", "halibi"):
+        without = best("depo1", f"--pos {pos}", "k=2")
+        assert worst("depo1", f"--pos {pos} {CANON}", "k=2") > without
+    as_good = mean(scores("depo1", CANON)) - 0.05
+    assert worst("depo1", f"--pos halibi {CANON}") > as_good > worst("depo1", f"--pos alibi {CANON}")
+
+
+def test_canon_that_is_never_trained():
+    assert worst("copy", f"{CANON} --canon-frozen") == 1
+
+
 def test_four_times_the_steps():
     for task in ("depo1", "lano"):
         assert worst(task, CANON) > best(task, "--steps 4x")
@@ -212,7 +224,8 @@ def test_reproduce(tmp_path, monkeypatch, capsys):
     assert begun == ["--resume", str(own)]
     assert new == "--task copy --preset nano --canon abcd --seed 0".split()
     reproduce.main(["copy_nano", "--seeds", "4"])
-    assert capsys.readouterr().out.count("missing: python train.py") == 4  # of seed 3
+    of_seed_3 = len(COMPARISONS["copy_nano"].models)
+    assert capsys.readouterr().out.count("missing: python train.py") == of_seed_3
     assert Path("out/copy_nano.png").stat().st_size > 10_000
 
 
