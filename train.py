@@ -611,7 +611,7 @@ def check_model(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
-# On one CPU core, compiling a Transformer takes 18 to 35 seconds, and saves 2e-8 to 5e-8 seconds
+# On one CPU core, compiling a Transformer takes 18 to 35 seconds, and saves 1e-8 to 5e-8 seconds
 # per token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
 WORTH_COMPILING = 7e8
 
@@ -806,15 +806,12 @@ def settings_of(argv):
         owners = {task_name: TASKS[task_name], **owners}
 
     # Precedence: flag, then preset, then default.
-    values = {}
-    for owner in reversed(owners.values()):  # the task last: block_size is its own
-        values |= {name: option.default for name, option in options(owner).items()}
+    values = default_values(owners, device)
     values |= {"device": device, "preset": preset}
-    if device == "cuda":
-        values |= {"workers": 4, "dtype": "bfloat16" if gpu_has_bfloat16() else "float32"}
     values |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
     typed = read_flags(argv, owners, values)
     values |= typed
+    # Only now, so that --help answers without a task, too.
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
     task_settings = values_for(TASKS[task_name], values)
@@ -829,6 +826,16 @@ def settings_of(argv):
     if run.out is None:
         run.out = str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
+
+
+def default_values(owners, device):
+    """{option: its default} on this device."""
+    values = {}
+    for owner in reversed(owners.values()):  # the task last: block_size is its own
+        values |= {name: option.default for name, option in options(owner).items()}
+    if device == "cuda":
+        values |= {"workers": 4, "dtype": "bfloat16" if gpu_has_bfloat16() else "float32"}
+    return values
 
 
 def values_for(owner, values):
@@ -875,7 +882,7 @@ def run_name(task, config, training, typed):
 
 def end(message, status=2):
     """End the program with one line. Status 2 means bad input."""
-    if RANK == 0 and sys.stderr is not None:
+    if RANK == 0:
         print(f"train.py: {message}", file=sys.stderr)
     raise SystemExit(status)
 
