@@ -985,8 +985,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     """`linear_recurrence` in chunks, for T >= 1: same arguments, and the same result up to
     rounding. Time and memory are linear in T.
 
-    chunk     the most tokens per chunk; for a decay per channel, rounded up to a power of two.
-              (For keys that all heads share, a CPU has its own)
+    chunk     the most tokens per chunk. With a decay per channel, the length of the chunks is then
+              rounded up to a power of two. `chunked_with_shared_keys` ignores it
     return_S  whether the last S is wanted; otherwise None may be returned for it
 
     Under autocast the large products run in its dtype; A, L, decays and S stay in float32.

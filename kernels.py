@@ -186,17 +186,20 @@ def causal_conv_pytorch(x, weight, residual=True):
 #     y_{t+1}                  w_3       w_2       w_1       w_0
 #     y_{t+2}                            w_3       w_2       w_1       w_0
 #
-# For 8 tokens that is 11 loads, where the naive kernel has 32. It asks for all rows before it uses
-# the first, so that it waits for memory once. On an H100, this took as long as a copy of x.
+# For 8 tokens that is 11 loads, where the naive kernel has 32. A warp asks for all its rows before
+# it uses the first, so that it waits for memory once. On an H100, the forward kernel took as long
+# as a copy of x.
 #
 # A program has WARPS warps, groups of 32 threads. Each warp takes the next ROWS tokens, and COLS
 # channels, two or four a thread. The tokens of a program are a *segment* of the sequence, its
 # channels a *strip*.
 #
-# A variable of a Triton kernel holds a whole block of numbers. Here a block is (WARPS, COLS): one
-# row for each warp. (Triton lays it out so. No result depends on it.) All of a warp's rows are a
-# tuple of blocks. A loop over tl.static_range is written out when the kernel is compiled, so each
-# row has its own registers, and to add two rows no thread needs numbers of another.
+# A variable of a Triton kernel holds a whole block of numbers, and a block cannot be indexed: from
+# one block of 11 tokens, no x_{t-1} could be picked. So each token has a block of its own, and a
+# tuple holds the blocks, because a tuple can be indexed while the kernel is compiled. A block is
+# (WARPS, COLS): number r of the tuple has the token r of every warp. A loop over tl.static_range is
+# written out when the kernel is compiled, so each block has its own registers, and to add two of
+# them no thread needs numbers of another.
 #
 # Backward. By section 2, dx looks ahead: the same picture, with dy in place of x, and the three
 # rows after a warp's own. dw_i is the sum over tokens of dy_{t+i} times x_t. A thread adds it up in
@@ -217,13 +220,13 @@ if triton is not None:
         width: tl.constexpr,  # for each value of a constexpr, Triton compiles another kernel
         WARPS: tl.constexpr,
         COLS: tl.constexpr,
-        TOKENS: tl.constexpr,  # of a warp
+        TOKENS: tl.constexpr,  # per warp
     ):
         """Which part of y (B, T, width) a program works on. Neighbouring programs take neighbouring
         strips of the same segment, so that together they read whole rows.
 
-        segment   its number among those of all sequences
-        sequence  the one that has this segment
+        segment   its number, counted through all sequences
+        sequence  the number of the sequence that it lies in
         t         (WARPS, 1), the first token of each warp
         column    (1, COLS), the channels of the strip
         """
@@ -276,8 +279,8 @@ if triton is not None:
 
     @triton.jit
     def weighted_sums(w, rows, AHEAD: tl.constexpr):
-        """The picture above: a weighted sum of each len(w) consecutive rows, a tuple of blocks. If
-        it looks back, w_0 belongs to the last row, and if it looks AHEAD, to the first."""
+        """The picture above: one weighted sum for every len(w) consecutive rows, a tuple of blocks.
+        w_0 multiplies the last of these rows or, with AHEAD, the first."""
         # exercise 12
         sums = ()
         for r in tl.static_range(len(rows) - len(w) + 1):
@@ -324,17 +327,17 @@ if triton is not None:
 
     @triton.jit
     def add_products(dw, dy, x):
-        """dw_i + sum_t dy_{t+i} * x_t over the tokens t of x. dy has these, and len(dw) - 1 more at
-        the end."""
+        """dw_i + sum_t dy_{t+i} * x_t over the tokens t of x. dy has len(dw) - 1 further tokens at
+        its end."""
         # exercise 13
-        more = ()  # a tuple cannot be changed, so each step makes a new one
+        new_dw = ()  # a tuple cannot be changed, so each step makes a new one
         for i in tl.static_range(len(dw)):
             dw_i = dw[i]
             for r in tl.static_range(len(x)):
                 dw_i += dy[r + i] * x[r]
-            more += (dw_i,)
+            new_dw += (dw_i,)
         # end of exercise
-        return more
+        return new_dw
 
     @triton.jit
     def store_dw(ptr, stride: tl.constexpr, exists, dw):
@@ -387,8 +390,9 @@ if triton is not None:
     #     d_gate = dy * up * (s + silu(gate) * (1 - s))
     #
     # From there on, each half goes like `backward_kernel`, with d_gate or d_up in dy's place. These
-    # are needed in the three rows after the warp's own as well, and for that gate and up, so x is
-    # loaded with three rows before and after. (Beyond the end dy is 0, and so are d_gate and d_up.)
+    # are needed in the three rows after the warp's own, too, so gate and up are computed there as
+    # well, and x is loaded from three rows before the warp's own to three rows after. (Beyond the
+    # end dy is 0, and so are d_gate and d_up.)
 
     @triton.jit
     def gated_forward_kernel(
@@ -614,8 +618,9 @@ def fits_triton(x, weight):
 
 
 def is_exporting():
-    """Whether torch.export is at work. Until torch 2.12, code that torch.compile compiles is told
-    that it is being exported, too (pytorch/torch/_dynamo/variables/torch.py)."""
+    """Whether torch.export is at work, with strict=False, its default. (With strict=True it first
+    traces like torch.compile.) Until torch 2.12, code that torch.compile compiles is told that it
+    is being exported, too (pytorch/torch/_dynamo/variables/torch.py)."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
@@ -653,7 +658,8 @@ def causal_conv(x, weight, residual=True, tail=None):
     if must_be_plain(x):
         return causal_conv_reference(x, weight, residual, tail)
     if tail is not None:
-        # Longer input costs little here: whoever has a tail feeds a stream, in short pieces.
+        # This copies x once more. Only a stream has a tail: a long prompt pays for the copy once,
+        # and later pieces are short.
         longer = torch.cat([tail.to(x.dtype), x], dim=1)
         return causal_conv(longer, weight, residual)[:, len(weight) - 1 :]
     if fits_triton(x, weight):
@@ -699,7 +705,8 @@ def relative_error(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
-# Several times the error of one rounding to the dtype. (Triton's interpreter truncates bfloat16.)
+# In float16 and bfloat16, a few times one rounding; in float32 more, because dw is a long sum.
+# (Triton's interpreter truncates bfloat16.)
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
