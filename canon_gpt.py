@@ -63,7 +63,7 @@ class Config:
     mixer: str = "attention"  # attention, gla, mamba2, gdn, or a pattern: gdn,attention
     mlp: str = "swiglu"  # swiglu, swiglu-relu2, silu, relu2, none
     pos: str = "rope"  # attention's positions: rope, rope4, nope, alibi, halibi
-    canon: str = ""  # the points that have a Canon layer, such as abcd
+    canon: str = ""  # the points that have a Canon layer, such as abcd; by default none
     canon_type: str = "conv"  # which Canon layer: conv, or your own entry of CANONS
     canon_kernel: int = 4  # how many tokens a Canon layer mixes, 2 to 8
     canon_residual: bool = True  # add a Canon layer's input to its output

@@ -68,8 +68,8 @@ class Training:
     """What changes a run's result, besides its task and its model."""
 
     preset: str = "nano"  # sizes of task, model and training: nano, small (default on CUDA), paper
-    steps: int = 2000  # batches to train on
-    batch_size: int = 32  # windows in a batch
+    steps: int = 2000  # batches to train on; by default Capo's follow from --exposures
+    batch_size: int = 32  # windows in a step, over all processes and micro-batches
     lr: float = 1e-3  # peak learning rate
     warmup: int = 1000  # steps until the learning rate peaks
     schedule: str = "cosine"  # how the learning rate falls after warm-up: cosine, linear
@@ -79,7 +79,7 @@ class Training:
     eps: float = 1e-6  # AdamW's
     clip: float = 1.0  # the largest gradient norm; 0: no clipping
     seed: int = 0  # of data and initial weights
-    dtype: str = "float32"  # or bfloat16 (mixed precision), the default on GPUs that have it
+    dtype: str = "float32"  # float32, or bfloat16 (mixed precision), the default on CUDA if it has it
     eval_size: int = 512  # instances scored in an evaluation
 
     def __post_init__(self):
@@ -109,7 +109,7 @@ class Run:
     resume: str | None = None  # go on with the run in this folder
     workers: int = 0  # processes that draw data; by default 4 on CUDA, else 0
     compile: bool | None = None  # torch.compile; by default where it works and pays
-    grad_accum: int = 1  # parts of a batch: less memory, same training
+    grad_accum: int = 1  # micro-batches in a step of each process: less memory, same training
     eval_every: int = 0  # steps between evaluations; 0: a 20th of the run, but at least 20
 
     def __post_init__(self):
@@ -191,8 +191,9 @@ def weight_groups(model, training):
 
 
 def adamw(model, training):
-    # Fused, one kernel updates many weights. (Untested on MPS.) On a CPU it takes weights for
-    # contiguous, and if one is not, updates others (PyTorch 2.13.0; findings/fused_strides.sh).
+    # Fused: one kernel updates many weights. (Untested on MPS.) On a CPU it assumes that weights are
+    # contiguous. If one is not, it updates memory beside it (PyTorch 2.13.0;
+    # findings/fused_strides.sh).
     contiguous = all(weight.is_contiguous() for weight in model.parameters())
     return torch.optim.AdamW(
         weight_groups(model, training),
@@ -280,10 +281,11 @@ def compiled_and_distributed(model, run):
     torchrun, PyTorch's DistributedDataParallel (DDP) averages the gradients of all processes."""
     if run.compile:
         # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
-        # starts all kernels of a forward or backward pass at once. Each pass overwrites the results
-        # of the last, so it suits only steps of a single pass.
-        one_pass = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
-        model = torch.compile(model, mode="reduce-overhead" if one_pass else "default")
+        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so a
+        # second forward pass in a step would overwrite the first one's results. (Under DDP they
+        # are untested.)
+        graphs = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
+        model = torch.compile(model, mode="reduce-overhead" if graphs else "default")
     if WORLD > 1:
         model = nn.parallel.DistributedDataParallel(model)
     return model
@@ -338,8 +340,8 @@ def set_up(task, config, training, run, command):
     if run.resume is None and RANK == 0:
         about = about_run(task, config, training, run, model, command)
         make_folder(run.out, about | {"compiled": compiled})
-    # Only now, so that the folder keeps what was asked for: a resumed run decides again, maybe on
-    # another device.
+    # Not before config.json is written: it keeps what was asked for (None: automatic), so that a
+    # resumed run, maybe on another device, decides again.
     run.compile = compiled
     progress = restore(run.out, model, optimizer)  # a new run has nothing to restore
     if RANK == 0:
@@ -350,8 +352,8 @@ def set_up(task, config, training, run, command):
 def train(task, training, run, model, optimizer, progress):
     """The training loop, from the step after progress["step"] to the last score.
 
-    progress  what a checkpoint says of the run: step, seconds and log. The loop keeps it up to
-              date, so that `main` can say where a stopped run is
+    progress  what a checkpoint says of the run: step and seconds are the last checkpoint's, so
+              that `main` can say where a stopped run will go on; log grows with each line
     """
     # Evaluation uses `model` itself, because its batches have many shapes, and the compiler would
     # start again for each.
@@ -416,9 +418,9 @@ def train(task, training, run, model, optimizer, progress):
             if score_now:
                 reached = {"step": step, "seconds": time.perf_counter() - began}
                 save(run.out, model, optimizer, progress | reached)
-                progress.update(reached)  # after saving: Ctrl-C names a checkpoint that exists
+                progress.update(reached)  # after saving: a stopped run names only what is saved
 
-    # What the run cost, and one instance with the model's answers.
+    # What the run cost, with compiling, evaluations and checkpoints; one instance with answers.
     seconds, last = progress["seconds"], progress["log"][-1]
     final = {
         "step": training.steps,
@@ -735,9 +737,9 @@ def add_flag(group, name, option, default, text):
     """Add the flag of one option. If it is not typed, its value is None, not the default, which is
     only shown."""
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int | None: int
-    if kind is option.empty:  # for None, which has no type of its own, int
+    if kind is option.empty:  # a task's argument has the type of its default; None takes an int
         kind = int if option.default is None else type(option.default)
-    if default not in (None, ""):  # otherwise the text says what it is
+    if default not in (None, ""):  # these say nothing; the text must
         text += f" ({default})"
     keywords = {"help": text.replace("%", "%%")}
     if kind is bool:
@@ -815,9 +817,10 @@ def settings_of(argv):
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
     task_settings = values_for(TASKS[task_name], values)
-    if "block_size" in task_settings and "block_size" not in typed:  # the preset's, or longer
-        shortest = make_task(task_name, **task_settings | {"block_size": None})
-        task_settings["block_size"] = max(task_settings["block_size"] or 1, shortest.block_size)
+    if "block_size" in task_settings and "block_size" not in typed:
+        # Typed sizes may make instances longer than the preset's block_size: raise it to fit.
+        fitted = make_task(task_name, **task_settings | {"block_size": None})
+        task_settings["block_size"] = max(task_settings["block_size"] or 1, fitted.block_size)
     task = make_task(task_name, run_seed=values["seed"], **task_settings)
     values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo's follow from how often each person is met
@@ -858,8 +861,8 @@ def settings_of_run(folder, argv):
 
 
 def run_name(task, config, training, typed):
-    """Task, preset, positions (or the mixer that has none), Canon points; the typed flags that
-    change the result; the seed."""
+    """Task, preset, attention's positions or another mixer's name, Canon points; the typed flags
+    that change the result; the seed."""
     attends = config.mixer == "attention"
     mixer = config.pos if attends else config.mixer.replace(",", "-")
     words = [task.name, training.preset, mixer, config.canon or "bare"]
