@@ -79,7 +79,7 @@ class Training:
     eps: float = 1e-6  # AdamW's
     clip: float = 1.0  # the largest gradient norm; 0: no clipping
     seed: int = 0  # of data and initial weights
-    dtype: str = "float32"  # float32, or bfloat16 (mixed precision), the default on CUDA if it has it
+    dtype: str = "float32"  # float32; bfloat16: mixed precision, the default on CUDA if it has it
     eval_size: int = 512  # instances scored in an evaluation
 
     def __post_init__(self):
@@ -191,8 +191,8 @@ def weight_groups(model, training):
 
 
 def adamw(model, training):
-    # Fused: one kernel updates many weights. (Untested on MPS.) On a CPU it assumes that weights are
-    # contiguous. If one is not, it updates memory beside it (PyTorch 2.13.0;
+    # Fused: one kernel updates many weights. (Untested on MPS.) On a CPU it assumes that all are
+    # contiguous. Beside one that is not, it updates other numbers (PyTorch 2.13.0;
     # findings/fused_strides.sh).
     contiguous = all(weight.is_contiguous() for weight in model.parameters())
     return torch.optim.AdamW(
