@@ -123,7 +123,10 @@ def all_runs(groups):
 
 def all_scores(groups):
     """{score: its heading} for all scores of these runs, in the order in which tasks report them."""
-    return {score: score for run in all_runs(groups) for score in run["evals"][-1]["eval"]}
+    found = {}
+    for run in all_runs(groups):
+        found |= {score: score for score in run["evals"][-1]["eval"]}
+    return found
 
 
 def unit_of(groups, score):
@@ -150,8 +153,12 @@ def mean_by_step(runs, score):
     """{step: mean over the runs that have this score}, up to where all of them have come."""
     curves = [values_by_step(run, score) for run in runs]
     curves = [curve for curve in curves if curve]
-    steps = set.intersection(*map(set, curves)) if curves else set()
-    return {step: mean(curve[step] for curve in curves) for step in sorted(steps)}
+    means = {}
+    for step in curves[0] if curves else ():
+        values = [curve[step] for curve in curves if step in curve]
+        if len(values) == len(curves):
+            means[step] = mean(values)
+    return means
 
 
 def last_scores(runs, score):
