@@ -613,7 +613,7 @@ def check_model(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
-# On one CPU core, compiling a Transformer takes 18 to 35 seconds, and saves 1e-8 to 5e-8 seconds
+# On one CPU core, compiling a Transformer takes 19 to 38 seconds, and saves 2e-8 to 8e-8 seconds
 # per token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
 WORTH_COMPILING = 7e8
 
