@@ -190,16 +190,16 @@ def causal_conv_pytorch(x, weight, residual=True):
 # it uses the first, so that it waits for memory once. On an H100, the forward kernel took as long
 # as a copy of x.
 #
-# A program has WARPS warps, groups of 32 threads. Each warp takes the next ROWS tokens, and COLS
-# channels, two or four a thread. The tokens of a program are a *segment* of the sequence, its
-# channels a *strip*.
+# A program has WARPS warps, groups of 32 threads. They share COLS channels, two or four a thread,
+# and each warp takes the next ROWS tokens. The tokens of a program are a *segment* of the sequence,
+# its channels a *strip*.
 #
 # A variable of a Triton kernel holds a whole block of numbers, and a block cannot be indexed: from
 # one block of 11 tokens, no x_{t-1} could be picked. So each token has a block of its own, and a
 # tuple holds the blocks, because a tuple can be indexed while the kernel is compiled. A block is
 # (WARPS, COLS): number r of the tuple has the token r of every warp. A loop over tl.static_range is
-# written out when the kernel is compiled, so each block has its own registers, and to add two of
-# them no thread needs numbers of another.
+# written out when the kernel is compiled, so each block has its own registers, and adding two
+# blocks moves nothing between threads.
 #
 # Backward. By section 2, dx looks ahead: the same picture, with dy in place of x, and the three
 # rows after a warp's own. dw_i is the sum over tokens of dy_{t+i} times x_t. A thread adds it up in

@@ -3,8 +3,9 @@
     python train.py --task text --preset nano
     python examples/graft.py out/text_nano_rope_bare_s0
 
-The run's model trains on for a quarter of its steps, once as it is, and once with Canon layers.
-These start at zero, so at first they change nothing.
+The run's model trains on for a quarter of its steps, as it is and with Canon layers, at the old
+learning rate and at half of it. Canon's weights start at zero, so at first they change nothing. All
+four together take about as long as the run did, on the CPU.
 """
 
 import argparse
