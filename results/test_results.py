@@ -4,6 +4,7 @@ test_R1 to test_R12 have a line for each yes and no in the table of the paper's 
 """
 
 import math
+import re
 from pathlib import Path
 from statistics import mean
 
@@ -190,6 +191,18 @@ def test_where_order_means_nothing():
         early[label] = [plot.values_by_step(run, "answers")[3000] for run in runs]
     assert max(early["RoPE + Canon"]) < min(early["RoPE"])
     assert max(early["NoPE + Canon"]) > min(early["NoPE"])
+
+
+def test_canon_that_is_added_later():
+    bits = {}  # {"no canon" or "canon abcd": each seed's, at the better rate}
+    for run in (HERE / "text" / "graft.txt").read_text().split("out/")[1:]:
+        for name in ("no canon", "canon abcd"):
+            found = re.findall(rf", {name}: .*'([\d.]+)'", run)
+            bits.setdefault(name, []).append(min(map(float, found)))
+    without, later = bits["no canon"], bits["canon abcd"]
+    assert without == [1.579, 1.579, 1.548] and later == [1.573, 1.573, 1.543]
+    from_the_start = [-score for score in scores("text", CANON)]
+    assert min(without) < max(later) and max(from_the_start) < min(later) - 0.05
 
 
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
