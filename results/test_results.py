@@ -162,6 +162,12 @@ def test_other_positions():
     assert worst("depo1", f"--pos halibi {CANON}") > as_good > worst("depo1", f"--pos alibi {CANON}")
 
 
+def test_canon_that_starts_at_zero():
+    """Its layer is in examples/graft.py, so that the runs go by their names."""
+    runs = [RUNS[f"depo1_nano_rope_abcd_canon-type=zero_s{seed}"] for seed in range(3)]
+    assert [round(score, 2) for score in plot.last_scores(runs, "depo1")] == [0.98, 0.86, 0.98]
+
+
 def test_canon_that_is_never_trained():
     assert worst("copy", f"{CANON} --canon-frozen") == 1
 
