@@ -822,7 +822,7 @@ def linear_recurrence(q, k, v, log_decay, beta=None, S=None):
 # Three matrices have a row for each step t:
 #
 #     Q_in     d_1 .. d_t q_t          what reads S at step t             q * fade_in
-#     K_in     d_1 .. d_t k_t          what reads S under k_t, for point 2 k * fade_in
+#     K_in     d_1 .. d_t k_t          what reads S under k_t             k * fade_in
 #     K_out    d_{t+1} .. d_C k_t      what is left of k_t at the end     k * fade_out
 #
 # 1. Without the bracket, a chunk is a small attention, o = A V, on top of what S gives. For C = 4:
