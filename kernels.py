@@ -177,8 +177,9 @@ def causal_conv_pytorch(x, weight, residual=True):
 # weight times tile. So it would load each number of x four times. Three of these loads find it in a
 # cache, but each is one more instruction, and one more thing to wait for.
 #
-# In the kernels of this section, a thread keeps its channels of ROWS tokens in registers, and those
-# of the three tokens before them. It computes each y from four of these rows:
+# In the kernels of this section, a thread keeps, for a few channels, ROWS (8) consecutive tokens in
+# registers, and the three before them. It computes each y from four of these rows, which are drawn
+# here as columns:
 #
 #     in registers   x_{t-3}   x_{t-2}   x_{t-1}   x_t       x_{t+1}   x_{t+2}   ..
 #
@@ -197,9 +198,10 @@ def causal_conv_pytorch(x, weight, residual=True):
 # A variable of a Triton kernel holds a whole block of numbers, and a block cannot be indexed: from
 # one block of 11 tokens, no x_{t-1} could be picked. So each token has a block of its own, and a
 # tuple holds the blocks, because a tuple can be indexed while the kernel is compiled. A block is
-# (WARPS, COLS): number r of the tuple has the token r of every warp. A loop over tl.static_range is
-# written out when the kernel is compiled, so each block has its own registers, and adding two
-# blocks moves nothing between threads.
+# (WARPS, COLS): number r of the tuple has token r of every warp. (Triton decides which thread holds
+# what. No result depends on it.) A loop over tl.static_range is written out when the kernel is
+# compiled, so each block has its own registers, and adding two blocks moves nothing between
+# threads.
 #
 # Backward. By section 2, dx looks ahead: the same picture, with dy in place of x, and the three
 # rows after a warp's own. dw_i is the sum over tokens of dy_{t+i} times x_t. A thread adds it up in
