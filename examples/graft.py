@@ -5,11 +5,13 @@
 
 The run's model trains on for a quarter of its steps, as it is and with Canon layers, at the old
 learning rate and at half of it. Canon's weights start at zero, so at first they change nothing. All
-four together take about as long as the run did, on the CPU.
+four together take about as long as the run did, on the CPU. To train with such layers from the
+start, with train.py's other flags:
+
+    python -c "import examples.graft, train; train.main()" --canon abcd --canon-type zero ..
 """
 
 import argparse
-import contextlib
 import copy
 import dataclasses
 import sys
@@ -43,9 +45,10 @@ def with_canon(model, points):
 
 def train_on(task, model, training):
     """Train the model, and return its scores. It is train.py's loop without log and checkpoints."""
+    run = train.Run()
     optimizer = train.OPTIMIZERS[training.optimizer](model, training)
-    batches = train.load_batches(task, training, train.Run(), steps_done=0)
-    autocast = contextlib.nullcontext()
+    batches = train.load_batches(task, training, run, steps_done=0)
+    autocast = train.mixed_precision(training, run)
     for step, batch in enumerate(tqdm(batches, total=training.steps), 1):
         for group in optimizer.param_groups:
             group["lr"] = train.learning_rate(step, training.lr, training)
@@ -67,14 +70,14 @@ def main(argv=None):
     training.steps = max(1, training.steps // 4)
     training.warmup = training.steps // 10
     training.seed += 100  # for batches that the model has not seen
-    peak = training.lr
     print(f"{folder}, {training.steps} more steps:")
-    for training.lr in (peak, peak / 2):
+    for lr in (training.lr, training.lr / 2):
+        training.lr = lr
         for points in ("", "abcd"):
             fresh = with_canon(model, points) if points else copy.deepcopy(model)
             scores = train_on(task, fresh.train(), training)
             name = f"canon {points}" if points else "no canon"
-            print(f"  lr {training.lr}, {name}: {train.scores_in_words(task, scores)}", flush=True)
+            print(f"  lr {lr}, {name}: {train.scores_in_words(task, scores)}", flush=True)
 
 
 if __name__ == "__main__":

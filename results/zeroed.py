@@ -6,6 +6,7 @@ A table for each run: without one layer's attention, without its Canon layers, a
 Canon-B's distances in the queries, keys or values.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where plot.py is
 
 import plot
+from canon_gpt import Refused
 from sample import load_model
 from tasks import score_text
 
@@ -44,10 +46,20 @@ def scores_without(task, model, weights):
     return scores
 
 
-for folder in sys.argv[1:]:
-    task, model = load_model(folder)
-    rows = []
-    for part, weights in parts_of(model).items():
-        scores = scores_without(task, model, weights)
-        rows.append([part, *(score_text(scores[name], task.units[name]) for name in scores)])
-    print(f"{folder}\n\n{plot.markdown([['without', *scores], *rows])}\n")
+def main():
+    parser = argparse.ArgumentParser(prog="zeroed.py", usage=argparse.SUPPRESS)
+    parser.add_argument("runs", nargs="+", help="folders of trained models")
+    for folder in parser.parse_args().runs:
+        try:
+            task, model = load_model(folder)
+        except Refused as error:
+            parser.error(error)
+        rows = []
+        for part, weights in parts_of(model).items():
+            scores = scores_without(task, model, weights)
+            rows.append([part, *(score_text(scores[name], task.units[name]) for name in scores)])
+        print(f"{folder}\n\n{plot.markdown([['without', *scores], *rows])}\n")
+
+
+if __name__ == "__main__":
+    main()
