@@ -118,13 +118,13 @@ def instance_with_answers(task, model, seed, temperature=0.0):
 
 
 def continued(task, model, prompt, temperature, seed):
-    """The prompt in words, and up to a hundred tokens that the model writes after it."""
+    """The prompt in words, and up to 160 tokens that the model writes after it."""
     tokens = task.encode(prompt)
     room = room_after(task, tokens)
     allowed = f"allowed: 1 to {task.block_size} tokens"
     require(tokens and room > 0, "prompt", f"{len(tokens)} tokens", allowed)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
-    answer = continuation(task, model, tokens, min(100, room), temperature, generator)
+    answer = continuation(task, model, tokens, min(160, room), temperature, generator)
     return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
 
 

@@ -88,7 +88,7 @@ def curves_of_bits(groups, title, headings):
 # ---- 2. The comparisons ----------------------------------------------------
 
 COMPARISONS = {
-    "hops_nano": Comparison(  # 40 minutes a run
+    "hops_nano": Comparison(  # 20 to 60 minutes a run
         title="Depo0: no run without Canon learns a hop; NoPE + Canon learns four",
         tasks=("depo0",),
         models=PAIRS | QUARTER,
@@ -114,7 +114,7 @@ COMPARISONS = {
         scores=HOPS,
         figure=curves_to_goal,
     ),
-    "tasks_nano": Comparison(  # 3 to 40 minutes a run
+    "tasks_nano": Comparison(  # 2 to 60 minutes a run
         title="Canon raises the score on each of these nine tasks",
         tasks=("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "lano", "capo", "text"),
         models=PAIRS,
@@ -131,7 +131,7 @@ COMPARISONS = {
         },
     ),
     "fourfold_nano": Comparison(  # 3 to 18 minutes a run, and 10 to 40 in four times the steps
-        title="Four times the steps make up for Canon on Depo2 and Brevo1, not on Depo1 and Lano",
+        title="In four times the steps, RoPE does as well as RoPE + Canon did on Depo2 and Brevo1",
         tasks=("depo1", "depo2", "brevo1", "mano", "lano"),
         models={
             "RoPE": "",
@@ -165,7 +165,7 @@ COMPARISONS = {
         scores={"sequences": "lists copied whole"},
         figure=plot.curves,
     ),
-    "longer_nano": Comparison(  # two minutes a run
+    "longer_nano": Comparison(  # two to seven minutes a run
         title="Trained on lists of 4 to 16 numbers, NoPE + Canon copies 32; RoPE does not",
         tasks=("longer",),
         models=LONGER,
@@ -187,7 +187,7 @@ COMPARISONS = {
         scores={"tokens": "numbers right"},
     ),
     "linear_nano": Comparison(  # 9 to 36 minutes a run
-        title="Canon helps all three linear mixers on text, also beside their own convolution",
+        title="Beside their own convolution, Canon helps all three on text, GLA and GDN on Depo1",
         tasks=("depo1", "text"),
         models=LINEAR,
         scores={"depo1": "Depo1: right answers", "text": "Text: bits per byte"},

@@ -61,9 +61,12 @@ def test_R1():
 
 
 def test_R2():
-    for task in TASKS:  # deeper, and better on the others
+    for task in TASKS:
         assert worst(task, CANON) > best(task), task
         assert worst(task, NOPE_CANON) > best(task, NOPE), task
+    for task in ("depo0", "depo1"):  # deeper, too
+        assert min(map(hops_mastered, runs_of(task, CANON))) > 0
+        assert max(map(hops_mastered, runs_of(task))) == 0
     earlier = "--steps 24000 --batch-size 16"
     with_canon = runs_of("depo0", f"{earlier} {CANON}")
     asked_for_one = runs_of("depo0", f"{earlier} --K 1")
@@ -105,6 +108,8 @@ def test_R6_to_R9():
     assert best("depo1", f"{GDN} --no-short-conv --canon acd") < worst("depo1", GDN)
     for mixer in (GLA, MAMBA2, GDN):
         assert worst("text", f"{mixer} --canon acd") > best("text", mixer)
+    for mixer in (GLA, GDN):
+        assert worst("depo1", f"{mixer} --canon acd") > best("depo1", mixer)
 
 
 def test_R10_and_R11():
@@ -115,6 +120,9 @@ def test_R10_and_R11():
         assert best("depo1", f"{mixer} --canon acd", "k=1") < worst("depo1", ROPE4_CANON, "k=1")
         for flags in (CANON, NOPE_CANON, ROPE4_CANON):
             assert best("depo1", f"{mixer} --canon acd", "k=2") < 0.9 < worst("depo1", flags, "k=2")
+    for mixer in (GLA, GDN):
+        flags = f"--steps 24000 --batch-size 16 {mixer} --canon acd"
+        assert worst("depo0", flags, "k=1") > 0.99
 
 
 def test_R12():
@@ -149,8 +157,7 @@ def test_gpu():
 
 def hops_mastered(run):
     """How many from the first on have at least 90% at the end."""
-    last = run["evals"][-1]["eval"]
-    shares = [last[f"k={k}"] for k in (1, 2, 3, 4)]
+    shares = [share for name, share in run["evals"][-1]["eval"].items() if name.startswith("k=")]
     return ([share >= 0.9 for share in shares] + [False]).index(False)
 
 
@@ -165,7 +172,7 @@ def test_other_positions():
 def test_canon_that_starts_at_zero():
     """Its layer is in examples/graft.py, so that the runs go by their names."""
     runs = [RUNS[f"depo1_nano_rope_abcd_canon-type=zero_s{seed}"] for seed in range(3)]
-    assert [round(score, 2) for score in plot.last_scores(runs, "depo1")] == [0.98, 0.86, 0.98]
+    assert min(plot.last_scores(runs, "depo1")) < mean(scores("depo1", CANON)) - 0.05
 
 
 def test_canon_that_is_never_trained():
@@ -177,6 +184,7 @@ def test_four_times_the_steps():
         assert worst(task, CANON) > best(task, "--steps 4x")
     for task in ("depo2", "brevo1"):
         assert mean(scores(task, "--steps 4x")) > mean(scores(task, CANON))
+    assert worst("lano", f"--steps 4x {CANON}") > best("lano", "--steps 4x")
 
 
 def test_beyond_the_trained_length():
