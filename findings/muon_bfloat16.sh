@@ -10,7 +10,7 @@
 # Here the first gradient is A, which has length 0.01, and the next 60 are -A. The buffer, an
 # average of the gradients, should turn around at step 2.
 #
-# Seen on 2026-11-28 (PyTorch 2.13.0, a CPU):
+# Seen on 2026-11-28 (PyTorch 2.13.0, a CPU; 2.14.1 does the same):
 #
 #   nesterov=True,  float32:  length 0.0005 after a step, turns at step 2
 #   nesterov=True,  bfloat16: length 0.0005 after a step, turns at step 2
