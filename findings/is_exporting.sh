@@ -2,9 +2,9 @@
 # PyTorch 2.11.0: inside torch.compile, torch.compiler.is_exporting() is True.
 #
 # By its documentation it is stricter than is_compiling(), and is True only when torch.export is
-# used. But until 2.11, Dynamo puts True in its place in all code that it compiles. So a library that
-# asks it before it uses a fast kernel, which no exporter knows, has its slow path in each compiled
-# model, and no warning. The results are right, so only a profile shows it.
+# used. But until 2.11, Dynamo puts True in its place in all code that it compiles. So a library
+# that asks it before it uses a fast kernel, which no exporter knows, has its slow path in each
+# compiled model, and no warning. The results are right, so only a profile shows it.
 #
 # Seen on 2026-11-28 with 2.7.0, 2.9.1 and 2.11.0 (with a GPU, too); 2.12.0 and 2.13.0 are right.
 #
