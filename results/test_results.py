@@ -76,10 +76,14 @@ def test_R2():
 
 def test_R3():
     assert best("depo0", NOPE) < 0.15 and best("brevo1", NOPE) < 0.01 and best("lano", NOPE) == 0
-    for on_a_gpu in runs_of("depo1", NOPE, "small"):
-        assert step_of(on_a_gpu, "k=1") < math.inf  # so there it learns something
+    for run in runs_of("depo1", NOPE, "small"):
+        assert step_of(run, "k=1") < math.inf  # so there it learns something
     for task in ("depo0", "depo1", "depo2", "brevo1", "text"):
         assert worst(task, NOPE_CANON) > mean(scores(task, CANON)) - 0.05, task
+    on_a_gpu = {}
+    for flags in (NOPE_CANON, CANON):
+        on_a_gpu[flags] = plot.last_scores(runs_of("depo1", flags, "small"), "depo1")
+    assert min(on_a_gpu[NOPE_CANON]) > mean(on_a_gpu[CANON]) - 0.05
     for task in ("lano", "capo"):
         assert best(task, NOPE_CANON) < worst(task, CANON), task
     for pos in ("alibi", "halibi"):
