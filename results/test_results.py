@@ -176,10 +176,16 @@ def test_other_positions():
     assert worst("depo1", f"--pos halibi {CANON}") > as_good > worst("depo1", f"--pos alibi {CANON}")
 
 
-def test_canon_that_starts_at_zero():
-    """Its layer is in examples/graft.py, so that the runs go by their names."""
-    runs = [RUNS[f"depo1_nano_rope_abcd_canon-type=zero_s{seed}"] for seed in range(3)]
-    assert min(plot.last_scores(runs, "depo1")) < mean(scores("depo1", CANON)) - 0.05
+def named(model):
+    """Main scores on Depo1 of a model with parts that train.py does not have, by its runs' name."""
+    return plot.last_scores([RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(3)], "depo1")
+
+
+def test_canon_that_starts_at_zero_or_decays():
+    usual = mean(scores("depo1", CANON))
+    assert min(named("rope_abcd_canon-type=zero")) < usual - 0.05
+    for score in named("rope_abcd_optimizer=decay_all"):
+        assert abs(score - usual) < 0.05
 
 
 def test_canon_that_is_never_trained():
