@@ -176,9 +176,10 @@ def test_other_positions():
     assert worst("depo1", f"--pos halibi {CANON}") > as_good > worst("depo1", f"--pos alibi {CANON}")
 
 
-def named(model):
-    """Main scores on Depo1 of a model with parts that train.py does not have, by its runs' name."""
-    return plot.last_scores([RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(3)], "depo1")
+def named(model, score="depo1"):
+    """Scores on Depo1 of a model with parts that train.py does not have, by its runs' name."""
+    runs = [RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(3)]
+    return plot.last_scores(runs, score)
 
 
 def test_canon_that_starts_at_zero_or_decays():
@@ -186,6 +187,11 @@ def test_canon_that_starts_at_zero_or_decays():
     assert min(named("rope_abcd_canon-type=zero")) < usual - 0.05
     for score in named("rope_abcd_optimizer=decay_all"):
         assert abs(score - usual) < 0.05
+
+
+def test_canon_in_the_first_block():
+    assert min(named("rope_abcd_first-block")) < mean(scores("depo1", CANON)) - 0.05
+    assert max(named("rope_abcd_first-block", "k=2")) < worst("depo1", CANON, "k=2")
 
 
 def test_canon_that_is_never_trained():
