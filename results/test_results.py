@@ -86,6 +86,7 @@ def test_R3():
     assert min(on_a_gpu[NOPE_CANON]) > mean(on_a_gpu[CANON]) - 0.05
     for task in ("lano", "capo"):
         assert best(task, NOPE_CANON) < worst(task, CANON), task
+    assert best("lano", NOPE_CANON) < worst("lano", ROPE4_CANON) < worst("lano", CANON)
     for pos in ("alibi", "halibi"):
         assert worst("depo1", NOPE_CANON, "k=2") > best("depo1", f"--pos {pos}", "k=2")
 
