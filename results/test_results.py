@@ -32,9 +32,9 @@ def runs_of(task, flags="", preset="nano"):
     return reproduce.runs_of(reproduce.arguments_of(task, preset, flags), RUNS)
 
 
-def scores(task, flags="", score=None):
+def scores(task, flags="", score=None, preset="nano"):
     """The last score of each seed, at the model's best rate; more is better."""
-    values = plot.last_scores(runs_of(task, flags), score or task)
+    values = plot.last_scores(runs_of(task, flags, preset), score or task)
     return [-value for value in values] if task == "text" else values
 
 
@@ -80,10 +80,8 @@ def test_R3():
         assert step_of(run, "k=1") < math.inf  # so there it learns something
     for task in ("depo0", "depo1", "depo2", "brevo1", "text"):
         assert worst(task, NOPE_CANON) > mean(scores(task, CANON)) - 0.05, task
-    on_a_gpu = {}
-    for flags in (NOPE_CANON, CANON):
-        on_a_gpu[flags] = plot.last_scores(runs_of("depo1", flags, "small"), "depo1")
-    assert min(on_a_gpu[NOPE_CANON]) > mean(on_a_gpu[CANON]) - 0.05
+    rope_on_a_gpu = scores("depo1", CANON, preset="small")
+    assert min(scores("depo1", NOPE_CANON, preset="small")) > mean(rope_on_a_gpu) - 0.05
     for task in ("lano", "capo"):
         assert best(task, NOPE_CANON) < worst(task, CANON), task
     assert best("lano", NOPE_CANON) < worst("lano", ROPE4_CANON) < worst("lano", CANON)
@@ -174,10 +172,11 @@ def test_other_positions():
         without = best("depo1", f"--pos {pos}", "k=2")
         assert worst("depo1", f"--pos {pos} {CANON}", "k=2") > without
     as_good = mean(scores("depo1", CANON)) - 0.05
-    assert worst("depo1", f"--pos halibi {CANON}") > as_good > worst("depo1", f"--pos alibi {CANON}")
+    assert worst("depo1", f"--pos halibi {CANON}") > as_good
+    assert worst("depo1", f"--pos alibi {CANON}") < as_good
 
 
-def named(model, score="depo1"):
+def scores_by_name(model, score="depo1"):
     """Scores on Depo1 of a model with parts that train.py does not have, by its runs' name."""
     runs = [RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(3)]
     return plot.last_scores(runs, score)
@@ -185,14 +184,14 @@ def named(model, score="depo1"):
 
 def test_canon_that_starts_at_zero_or_decays():
     usual = mean(scores("depo1", CANON))
-    assert min(named("rope_abcd_canon-type=zero")) < usual - 0.05
-    for score in named("rope_abcd_optimizer=decay_all"):
+    assert min(scores_by_name("rope_abcd_canon-type=zero")) < usual - 0.05
+    for score in scores_by_name("rope_abcd_optimizer=decay_all"):
         assert abs(score - usual) < 0.05
 
 
 def test_canon_in_the_first_block():
-    assert min(named("rope_abcd_first-block")) < mean(scores("depo1", CANON)) - 0.05
-    assert max(named("rope_abcd_first-block", "k=2")) < worst("depo1", CANON, "k=2")
+    assert min(scores_by_name("rope_abcd_first-block")) < mean(scores("depo1", CANON)) - 0.05
+    assert max(scores_by_name("rope_abcd_first-block", "k=2")) < worst("depo1", CANON, "k=2")
 
 
 def test_canon_that_is_never_trained():
