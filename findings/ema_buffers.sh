@@ -6,13 +6,13 @@
 # integer, an EMA computes decay * n + (1 - decay) * n in floating point, which may come out just
 # below n, and is cut off when it is copied into the average, an integer. So n becomes n - 1. If a
 # model keeps its position numbers in a buffer, its average then looks up other positions. There is
-# no warning. It depends on the decay: 0.99 and 0.999 are right. 0.9, which the documentation's
-# example has, 0.9995 and 0.9999 are not.
+# no warning. With decays of 0.99 and 0.999 all numbers stay right; with 0.9, as in the
+# documentation's example, 0.9995 and 0.9999 some don't.
 #
-# One would expect the buffer as it is, as the same class has it with its default, an equal average.
+# One would expect the buffer to stay as it is, as it does with the default, an equal average.
 #
 # Seen on 2026-11-28 (a CPU). The buffer has the numbers 0 to 511. After 1,000 averages of a model
-# that is never trained, so many are wrong, and the first of them are:
+# that is never trained, this many are wrong, the first three being:
 #
 #   equal average                  0 of 512
 #   EMA, decay 0.9               147 of 512, 3 became 2, 6 became 5, 7 became 6
@@ -44,10 +44,10 @@ class Positions(nn.Module):
         self.register_buffer("position_ids", torch.arange(N))
 
 
-def wrong(**kind):
+def wrong(**averaging):
     """The buffer's numbers that differ in the average, and what they became."""
     model = Positions()
-    average = AveragedModel(model, use_buffers=True, **kind)
+    average = AveragedModel(model, use_buffers=True, **averaging)
     for _ in range(1000):
         average.update_parameters(model)
     pairs = zip(model.position_ids.tolist(), average.module.position_ids.tolist())

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # CTranslate2 4.8.5: a converted Llama 3.1, 3.2 or 3.3 has no RoPE scaling.
 #
-# These models turn slow channels eight or 32 times more slowly than Llama 3 (rope_type "llama3"),
-# so that they can read long texts. The converter knows this type, but writes the factor only for
-# type "linear", and the length of the original context not at all. At run time the factor is then
-# 1, so nothing is scaled. There is no error or warning.
+# In these models the slow channels of RoPE turn 8 or 32 times more slowly than in Llama 3
+# (rope_type "llama3"), so that they can read long texts. The converter knows this type, but writes
+# the factor only for type "linear", and the length of the original context not at all. At run time
+# the factor is then 1, so nothing is scaled. There is no error or warning.
 #
 # One would expect the scaling, because the converter has a case for "llama3" (pull request 1751),
 # and raises an error for types that it lacks.
 #
 # Below is how far the log probabilities of a converted model are from those of transformers 5.24.0,
-# in the first 256 of 4,096 tokens and in all, and from those of transformers without scaling.
+# in the first 256 of 4,096 tokens and in all, and from those of transformers without scaling, in
+# all.
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU), with random weights:
 #

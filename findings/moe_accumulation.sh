@@ -9,11 +9,12 @@
 # of these means. With eight micro-batches it pulls eight times as hard, and the logged loss is
 # larger, too. There is no warning.
 #
-# One would expect the same step, however it is cut. (The same lines, run on several GPUs, are
-# issue 48690 there.)
+# One would expect the same step, however it is cut. (Issue 48690 there reports the same for several
+# GPUs.)
 #
-# Here all rows are equal, so each way to cut a step of eight has the same gradient. The gradient of
-# the balancing loss is that of the routers with router_aux_loss_coef=1, less that with 0.
+# Here all rows are equal, so each way to cut a step of eight should have the same gradients. The
+# cross-entropy's is read at the output head, with router_aux_loss_coef=0. The balancing loss's is
+# that of the routers with router_aux_loss_coef=1, minus that with 0.
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU), compared with a step of one micro-batch:
 #
@@ -43,9 +44,9 @@ ROWS = 8
 
 
 class KeepGradients(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **others):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         routers = [layer.mlp.gate.weight.grad.flatten() for layer in model.model.layers]
-        self.routers = torch.cat(routers)
+        self.routers = torch.cat(routers)  # a copy, because the step clears gradients
         self.head = model.lm_head.weight.grad.flatten().clone()
 
 
@@ -86,8 +87,8 @@ def one_step(micro_batches, balancing):
     return kept.head, kept.routers, loss
 
 
-def gradients(micro_batches):
-    """(of the cross-entropy, of the balancing loss, logged loss with both)"""
+def gradients_and_loss(micro_batches):
+    """(gradient of the cross-entropy, of the balancing loss, logged loss with both)"""
     head, without, _ = one_step(micro_batches, balancing=0.0)
     _, routers, loss = one_step(micro_batches, balancing=1.0)
     return head, routers - without, loss
@@ -97,12 +98,11 @@ def factor(gradient, whole):
     return (gradient @ whole / (whole @ whole)).item()
 
 
-whole_head, whole_balancing, _ = gradients(1)
+steps = {micro_batches: gradients_and_loss(micro_batches) for micro_batches in (1, 2, 4, 8)}
+whole_head, whole_balancing, _ = steps[1]
 print("micro-batches   cross-entropy's gradient   balancing loss's gradient   logged loss")
-for n in (1, 2, 4, 8):
-    head, balancing, loss = gradients(n)
+for n, (head, balancing, loss) in steps.items():
     of_head, of_balancing = factor(head, whole_head), factor(balancing, whole_balancing)
-    factors = f"x {of_head:.2f}".rjust(26), f"x {of_balancing:.2f}".rjust(27)
-    print(f"{n:13}", *factors, f"{loss:13.2f}")
+    print(f"{n:13}{'x':>22} {of_head:.2f}{'x':>23} {of_balancing:.2f}{loss:14.2f}")
     assert abs(of_head - 1) < 0.01 and abs(of_balancing - n) < 0.01
 PYTHON

@@ -1,32 +1,29 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: packed documents see each other in training, unless use_cache=False.
+# transformers 5.24.0: packed documents see earlier ones in training, unless use_cache=False.
 #
 # DataCollatorWithFlattening packs several documents into one row, with positions that begin again
 # at each document. By these, models with SDPA or eager attention keep the documents apart. But they
-# look at positions only if there is no cache, and the default, use_cache=True, makes one, also
-# after model.train(), where nobody reads it. So in a training loop without Trainer, which switches
-# use_cache off, model(**batch) mixes the documents. There is no warning.
+# look at positions only if there is no cache, and the default, use_cache=True, makes one, even
+# after model.train(), where nobody reads it. Trainer switches use_cache off; in any other training
+# loop, model(**batch) mixes the documents. There is no warning.
 #
 # One would expect that a cache which is still empty changes no logits. (The collator's page only
-# says that attention must be able to handle such a row. Here it is, but doesn't.)
+# says that attention must be able to handle such a row. Here attention can, but doesn't.)
 #
-# Below is the loss of three packed documents, beside the mean over their tokens, each document
-# alone. Then comes how far the last two documents' logits move if the first one is another.
+# Below is the loss of three packed documents, next to the mean loss of the same tokens if each
+# document is read alone. Then comes how far the last two documents' logits move if the first one is
+# changed.
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU), with random weights:
 #
-#   LlamaForCausalLM, sdpa: alone 7.226
+#   Llama, sdpa: alone 7.226
 #     default          packed 6.982, moved by 15.70
 #     use_cache=False  packed 7.226, moved by 0.00
-#   LlamaForCausalLM, eager: alone 7.226
-#     default          packed 6.982, moved by 15.70
-#     use_cache=False  packed 7.226, moved by 0.00
-#   Qwen3ForCausalLM, sdpa: alone 7.823
+#   Llama, eager: the same
+#   Qwen3, sdpa: alone 7.823
 #     default          packed 7.288, moved by 14.01
 #     use_cache=False  packed 7.823, moved by 0.00
-#   Qwen3ForCausalLM, eager: alone 7.823
-#     default          packed 7.288, moved by 14.01
-#     use_cache=False  packed 7.823, moved by 0.00
+#   Qwen3, eager: the same
 #
 # Ends with status 0 if this is still so, and with an error if not.
 
@@ -81,17 +78,24 @@ def packed(model, **cache):
     return usual.loss.item(), moved.item()
 
 
-for config, kind in ((LlamaConfig, LlamaForCausalLM), (Qwen3Config, Qwen3ForCausalLM)):
+for name, config, kind in (
+    ("Llama", LlamaConfig, LlamaForCausalLM),
+    ("Qwen3", Qwen3Config, Qwen3ForCausalLM),
+):
+    printed = None
     for attention in ("sdpa", "eager"):
         torch.manual_seed(0)
         model = kind._from_config(config(**SIZE), attn_implementation=attention).train()
         alone = loss_alone(model)
-        print(f"{kind.__name__}, {attention}: alone {alone:.3f}")
-        for cache in ({}, {"use_cache": False}):
-            loss, moved = packed(model, **cache)
-            name = "use_cache=False" if cache else "default"
-            print(f"  {name:16} packed {loss:.3f}, moved by {moved:.2f}")
-            is_apart = abs(loss - alone) < 1e-4 and moved < 1e-4
-            is_mixed = abs(loss - alone) > 0.01 and moved > 1
-            assert is_apart if cache else is_mixed
+        mixed, moved = packed(model)
+        apart, unmoved = packed(model, use_cache=False)
+        assert abs(mixed - alone) > 0.01 and moved > 1
+        assert abs(apart - alone) < 1e-4 and unmoved < 1e-4
+        lines = (
+            f"alone {alone:.3f}\n"
+            f"  default          packed {mixed:.3f}, moved by {moved:.2f}\n"
+            f"  use_cache=False  packed {apart:.3f}, moved by {unmoved:.2f}"
+        )
+        print(f"{name}, {attention}:", "the same" if lines == printed else lines)
+        printed = lines
 PYTHON

@@ -3,18 +3,19 @@
 #
 # contrib.reduce_on_plateau lowers the learning rate if the loss has stopped falling. The loss of
 # one batch is noisy, so accumulation_size=N lets it look at means of N losses. It keeps a running
-# mean, in the dtype of the weights. In bfloat16, which has 8 bits, (n * mean + loss) / (n + 1) soon
-# stays where it is, whatever the losses are. So a loss that falls all the time looks like one that
-# stands still, and the learning rate is lowered again and again. There is no warning.
+# mean, (n * mean + loss) / (n + 1), in the dtype of the weights. Bfloat16 has 8 significant bits.
+# So the sum n * mean + loss soon stops growing, and the mean falls like 1 / n, to nearly the same
+# number in each window, whatever the losses are. A loss that falls all the time then looks like one
+# that has stopped falling, and the learning rate is lowered again and again. There is no warning.
 #
 # One would expect a mean in float32, as optax.MultiSteps accumulates by default.
 #
-# Here the loss falls from window to window, by 0.1 in windows of 1,000 steps, from 4.0 to 2.1. (The
-# means below were read one step before the end of every fourth window.)
+# The loss falls by 0.1 from window to window, each of 1,000 steps, from 4.0 to 2.1. Below are the
+# true means of windows 1, 5, 9, 13 and 17, and what the state holds one step before their ends.
 #
 # Seen on 2026-11-28 (JAX 0.10.2, a CPU):
 #
-#   losses   4.00 3.60 3.20 2.80 2.40
+#   true     4.00 3.60 3.20 2.80 2.40
 #   float32  4.00 3.60 3.20 2.80 2.40, learning rate x 1
 #   bfloat16 2.05 1.02 1.02 1.02 1.02, learning rate x 1.00136e-05
 #
@@ -51,12 +52,13 @@ def run(dtype, losses):
 
 noise = 0.05 * np.random.default_rng(0).standard_normal((WINDOWS, N))
 losses = (4.0 - 0.1 * np.arange(WINDOWS)[:, None] + noise).astype(np.float32)
-print("losses  ", *(f"{mean:.2f}" for mean in losses.mean(axis=1)[::4]))
+print("true    ", *(f"{mean:.2f}" for mean in losses.mean(axis=1)[::4]))
 for dtype in (jnp.float32, jnp.bfloat16):
     means, factor = run(dtype, losses.ravel())
     shown = " ".join(f"{mean:.2f}" for mean in means[::4])
     print(f"{dtype.__name__:8} {shown}, learning rate x {factor:g}")
-    right = np.abs(means - losses.mean(axis=1)).max() < 0.01
-    assert right == (factor == 1) == (dtype == jnp.float32)
-assert max(means[2:]) - min(means[2:]) < 0.01 and factor < 1e-4
+    if dtype == jnp.float32:
+        assert np.abs(means - losses.mean(axis=1)).max() < 0.01 and factor == 1
+    else:
+        assert max(means[2:]) - min(means[2:]) < 0.01 and factor < 1e-4
 PYTHON

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# local-attention 1.11.2: with its cache, which generate() uses, it turns keys again in each step.
+# local-attention 1.11.2: with the cache, which generate() uses, keys are turned again in each step.
 #
-# LocalMHA puts keys into its cache after the rotary embedding has turned them, and turns all of
-# them again in each step. So from the second new token on, keys are turned too far. The text is
-# another one than without a cache, and there is no warning. (With qk_rmsnorm=True, a step with the
-# cache also divides by the root of the head's width in place of multiplying by qk_scale, so that
-# the first token is wrong, too.) Without rotary embeddings, use_dynamic_pos_bias=True, it is right.
+# LocalMHA puts the prompt's keys into its cache unturned, so the first step with the cache is
+# right. But each step puts the keys back after the rotary embedding has turned them, and the next
+# step turns them again. So the text differs from that without a cache, and there is no warning.
+# (With qk_rmsnorm=True, a step with the cache also divides by the root of the head's width instead
+# of multiplying by qk_scale, so the first step is wrong, too.) With use_dynamic_pos_bias=True,
+# which replaces the rotary embedding, it is right.
 #
 # One would expect the same text with a cache and without.
 #
-# Below is how far the log probabilities of the first, second and last of 30 new tokens are from
-# those of the whole text at once, and how many tokens generate() writes otherwise.
+# Below is how far the log probabilities in the first, second and last of 30 steps with the cache
+# are from those of the whole text at once, and how many tokens of generate() differ.
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU), with random weights:
 #
@@ -55,7 +56,7 @@ def new_model(**options):
 
 
 def off_with_cache(model):
-    """How far each new token's log probabilities are from those of the whole text at once."""
+    """How far each step's log probabilities are from those of the whole text at once."""
     whole = model(tokens).log_softmax(-1)
     _, cache = model(tokens[:, :PROMPT], return_cache=True)
     off = []
@@ -78,12 +79,12 @@ for title, options in {
 }.items():
     model = new_model(**options)
     off = off_with_cache(model)
-    others = (text(model, True) != text(model, False)).sum().item()
+    different = (text(model, True) != text(model, False)).sum().item()
     first, second, last = off[0], off[1], off[-1]
-    print(f"{title:20}  {first:.2f}, {second:.2f}, {last:.2f}; {others:2} of {NEW} tokens")
+    print(f"{title:20}  {first:.2f}, {second:.2f}, {last:.2f}; {different:2} of {NEW} tokens")
     if title == "use_dynamic_pos_bias":
-        assert max(off) < 1e-3 and others == 0
+        assert max(off) < 1e-3 and different == 0
     else:
-        assert min(off[1:]) > 0.01 and others > 0
+        assert min(off[1:]) > 0.01 and different > 0
         assert (first > 0.01) == (title == "qk_rmsnorm")
 PYTHON

@@ -18,13 +18,22 @@ from sample import load_model
 from tasks import Depo, make_task, score_text
 
 
-def scores_among(names, task, trained):
+def scores_among(names, task, model):
     """The scores of 512 cycles with that many names, which need a longer window."""
-    longer = make_task(**task.settings | {"N": names, "block_size": None})
-    config = dataclasses.replace(trained.config, block_size=longer.block_size)
-    model = CanonGPT(config).eval()
-    model.load_state_dict(trained.state_dict())  # no weight depends on the window
-    return longer.evaluate(model, seed=0, n=512)
+    asked = make_task(**task.settings | {"N": names, "block_size": None})
+    config = dataclasses.replace(model.config, block_size=asked.block_size)
+    wider = CanonGPT(config).eval()
+    wider.load_state_dict(model.state_dict())  # no weight depends on the window
+    return asked.evaluate(wider, task.run_seed, n=512)
+
+
+def table(task, model):
+    rows = [["names", *task.units]]
+    for factor in (1, 1.2, 1.5, 2):
+        names = int(factor * task.N)
+        scores = scores_among(names, task, model)
+        rows.append([str(names), *(score_text(scores[k], task.units[k]) for k in task.units)])
+    return plot.markdown(rows)
 
 
 def main():
@@ -32,16 +41,11 @@ def main():
     parser.add_argument("runs", nargs="+", help="folders of trained models")
     for folder in parser.parse_args().runs:
         try:
-            task, trained = load_model(folder)
+            task, model = load_model(folder)
             require(isinstance(task, Depo), "task", task.name, "allowed: depo0, depo1, depo2")
+            print(f"{folder}\n\n{table(task, model)}\n")
         except Refused as error:
             parser.error(error)
-        rows = []
-        for factor in (1, 1.2, 1.5, 2):
-            names = int(factor * task.N)
-            scores = scores_among(names, task, trained)
-            rows.append([str(names), *(score_text(share, "share") for share in scores.values())])
-        print(f"{folder}\n\n{plot.markdown([['names', *scores], *rows])}\n")
 
 
 if __name__ == "__main__":
