@@ -214,6 +214,25 @@ def test_beyond_the_trained_length():
     assert max(of["RoPE"] + of["RoPE + Canon"]) <= 0.1
 
 
+def test_depo0_beyond_the_trained_length():
+    shares = {}  # {(model, names): each seed's, in percent, of one to four hops}
+    for run in (HERE / "depo0" / "beyond.txt").read_text().split("out/")[1:]:
+        model = "NoPE + Canon" if "_nope_" in run else "RoPE + Canon"
+        for row in re.findall(r"^\| (\d.*)% \|$", run, re.MULTILINE):
+            names, *cells = row.replace("%", "").split(" | ")
+            shares.setdefault((model, names), []).append([int(cell) for cell in cells])
+    for model in ("RoPE + Canon", "NoPE + Canon"):
+        for names in ("10", "20"):
+            cells = []
+            for of_seeds in zip(*shares[model, names]):
+                cells.append(f"{mean(of_seeds):.0f}% ({', '.join(map(str, of_seeds))})")
+            assert f"| {model}, {names} names | {' | '.join(cells)} |" in PAGE
+    with_nope, with_rope = shares["NoPE + Canon", "20"], shares["RoPE + Canon", "20"]
+    assert min(min(one_to_three) for *one_to_three, _ in with_nope) == 99  # README has it
+    assert min(four for *_, four in with_nope) < 90
+    assert max(one for one, *_ in with_rope) >= 90  # so it reaches further with RoPE, too
+
+
 def test_where_order_means_nothing():
     groups = reproduce.groups_of("sets_nano", RUNS)
     for pos in ("RoPE", "NoPE"):
