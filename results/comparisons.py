@@ -115,7 +115,7 @@ COMPARISONS = {
         figure=curves_to_goal,
     ),
     "tasks_nano": Comparison(  # 2 to 60 minutes a run
-        title="Canon raises the score on each of these nine tasks",
+        title="Canon improves the mean on each of these nine tasks",
         tasks=("depo0", "depo1", "depo2", "brevo1", "brevo2", "mano", "lano", "capo", "text"),
         models=PAIRS,
         scores={
@@ -173,7 +173,7 @@ COMPARISONS = {
         program="examples/longer.py",
     ),
     "sets_nano": Comparison(  # four minutes a run
-        title="Are two lists the same set? With RoPE, Canon learns it more slowly",
+        title="Are two lists the same set? Here Canon does not help",
         tasks=("sets",),
         models=SETS,
         scores={"answers": "right answers"},
@@ -187,7 +187,7 @@ COMPARISONS = {
         scores={"tokens": "numbers right"},
     ),
     "linear_nano": Comparison(  # 9 to 36 minutes a run
-        title="Beside their own convolution, Canon helps all three on text, GLA and GDN on Depo1",
+        title="Beside their own convolution, Canon helps all three on text, and GLA on Depo1",
         tasks=("depo1", "text"),
         models=LINEAR,
         scores={"depo1": "Depo1: right answers", "text": "Text: bits per byte"},

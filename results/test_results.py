@@ -76,6 +76,7 @@ def test_R2():
 
 def test_R3():
     assert best("depo0", NOPE) < 0.15 and best("brevo1", NOPE) < 0.01 and best("lano", NOPE) == 0
+    assert best("depo1", NOPE, "k=1") < 0.34
     for run in runs_of("depo1", NOPE, "small"):
         assert step_of(run, "k=1") < math.inf  # so there it learns something
     for task in ("depo0", "depo1", "depo2", "brevo1", "text"):
@@ -94,6 +95,9 @@ def test_R4():
         assert worst("depo1", f"--canon {point}") > best("depo1")
     for points in ("ac", "b"):
         assert best("depo1", "--canon acd") < worst("depo1", f"--canon {points}")
+        assert worst("depo1", CANON) > best("depo1", f"--canon {points}")
+    for point in "ac":
+        assert worst("depo1", "--canon ac") > best("depo1", f"--canon {point}")
     half_way = (mean(scores("depo1")) + mean(scores("depo1", CANON))) / 2
     assert worst("depo1", "--canon ac") > half_way
     assert worst("depo1", f"{CANON} --canon-frozen") > half_way
@@ -108,11 +112,11 @@ def test_R6_to_R9():
     assert worst("text", f"{GLA} --canon acd") > best("text", MAMBA2)
     for task in ("depo1", "text"):
         assert best(task, f"{MAMBA2} --no-short-conv") < worst(task, MAMBA2)
+    assert worst("depo1", "--mixer gla --canon acd") > mean(scores("depo1", GLA)) - 0.05
     assert best("depo1", f"{GDN} --no-short-conv --canon acd") < worst("depo1", GDN)
     for mixer in (GLA, MAMBA2, GDN):
         assert worst("text", f"{mixer} --canon acd") > best("text", mixer)
-    for mixer in (GLA, GDN):
-        assert worst("depo1", f"{mixer} --canon acd") > best("depo1", mixer)
+    assert worst("depo1", f"{GLA} --canon acd") > best("depo1", GLA)
 
 
 def test_R10_and_R11():
@@ -123,9 +127,11 @@ def test_R10_and_R11():
         assert best("depo1", f"{mixer} --canon acd", "k=1") < worst("depo1", ROPE4_CANON, "k=1")
         for flags in (CANON, NOPE_CANON, ROPE4_CANON):
             assert best("depo1", f"{mixer} --canon acd", "k=2") < 0.9 < worst("depo1", flags, "k=2")
+    earlier = "--steps 24000 --batch-size 16"
+    with_nope = worst("depo0", f"{earlier} {NOPE_CANON}", "k=4")
     for mixer in (GLA, GDN):
-        flags = f"--steps 24000 --batch-size 16 {mixer} --canon acd"
-        assert worst("depo0", flags, "k=1") > 0.99
+        assert worst("depo0", f"{earlier} {mixer} --canon acd", "k=1") > 0.99
+        assert best("depo0", f"{earlier} {mixer} --canon acd", "k=4") < with_nope
 
 
 def test_R12():
@@ -155,8 +161,11 @@ def test_gpu():
     assert min(step_of(run, "k=1", 0.5) for run in alone) == 1800
     assert max(step_of(run, "k=1") for run in alone) == 4050  # with Canon it comes later
     assert [step_of(run, "k=1") for run in with_canon] == [4950, math.inf]
+    with_nope = runs_of("depo1", NOPE_CANON, "small")
+    assert {step_of(run, "k=1") for run in with_nope} == {4050}
+    assert min(step_of(run, "k=1") for run in runs_of("depo1", NOPE, "small")) == 6300
     assert [hops_mastered(run) for run in runs_of("depo1", NOPE, "small")] == [1, 1]
-    assert [hops_mastered(run) for run in runs_of("depo1", NOPE_CANON, "small")] == [4, 4]
+    assert [hops_mastered(run) for run in with_nope] == [4, 4]
     assert [hops_mastered(run) for run in runs_of("depo1", "--lr 5e-4", "small")] == [2, 2, 3]
     assert [hops_mastered(run) for run in with_canon] == [3, 0]
 
