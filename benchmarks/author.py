@@ -3,8 +3,8 @@
 PATH is a clone of github.com/zhuzeyuan/PhysicsLM4. This file has none of his code; it imports it
 from there. It puts our weights into his models, in float64, and compares logits and gradients.
 results/README.md lists the known differences; those are left out here, or our model does it his
-way. A last table says how much two of them change. All of it takes half a minute on a CPU and needs no
-other package. The exit status is 1 if a row is not equal.
+way. A last table shows how far two of these differences move the logits. All of it takes half a
+minute on a CPU and needs no other package. The exit status is 1 if a row is not equal.
 
 1 his code and what stands in for packages, 2 models, 3 known differences, 4 the command.
 """

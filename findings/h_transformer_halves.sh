@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# h-transformer-1d 0.1.9: the two halves of a text never see each other, and in a causal model a
-# token of a short text sees none.
+# h-transformer-1d 0.1.9: without causal=True, the two halves of a text never see each other; with
+# it, each token of a short text sees only itself.
 #
 # Attention is put together from levels. Level by level, neighbouring blocks see each other, and
-# blocks double in length. By a comment in the code this goes on until there are two blocks. But the
+# blocks double in length. According to a comment in the code, this continues until there are two
+# blocks. But the
 # code stops a level early, at four blocks, and these see each other in pairs. No layer connects the
 # halves, so the last token knows nothing of the first half, however many layers there are.
 #
 # With causal=True the mask has a row for each level, and the code takes the first
 # log2(length / block_size). If a text isn't longer than block_size, 128 by default, this is 0, and
-# a sum over no levels is 0. So all attention is 0, and the model knows the last token only, also if
-# it is trained on such texts. (If a text isn't longer than half a block, there is an error. In
-# longer causal texts the halves see each other, but a level is missing, too: issue 22 there.)
+# a sum over no levels is 0. So all attention is 0, and the model knows the last token only. (In
+# longer causal texts the halves see each other, but by issue 22 there, a level is missing, too.)
 #
 # There is no error or warning. One would expect that the last token depends on all.
 #

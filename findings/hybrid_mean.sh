@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # minGRU-pytorch 0.2.1: minGRUAttnHybrid gives attention too small a weight.
 #
-# The layer runs a recurrence and attention side by side, and mixes both, as Hymba does: by a mean,
-# or with learned_mix=True, the default, by a gate for each token and head. The recurrence should
-# have the gate g as its weight, and attention 1 - g. But a bracket closes too late, so that
+# The layer runs a recurrence and attention side by side. It averages them, as Hymba does, or, with
+# learned_mix=True (the default), weights them by a gate for each token and head. The recurrence
+# should have the gate g as its weight, and attention 1 - g. But a bracket closes too late, so
 # attention has g * (1 - g). Without a learned gate, where g is 0.5, the recurrence counts twice as
 # much as attention. With one, attention has at most a quarter, and if the gate turns to attention,
-# the whole output vanishes. There is no error, and a model trains well.
+# the whole output vanishes. There is no error.
 #
 # One would expect the weights g and 1 - g, because comments in the code speak of an average.
 #
@@ -15,12 +15,12 @@
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU), with random weights:
 #
-#   a mean         gate 0.50, recurrence 0.50, attention 0.25
-#   a learned gate gate 0.05, recurrence 0.05, attention 0.05
-#   a learned gate gate 0.25, recurrence 0.25, attention 0.19
-#   a learned gate gate 0.50, recurrence 0.50, attention 0.25
-#   a learned gate gate 0.75, recurrence 0.75, attention 0.19
-#   a learned gate gate 0.95, recurrence 0.95, attention 0.05
+#   mean     gate 0.50, recurrence 0.50, attention 0.25
+#   learned  gate 0.05, recurrence 0.05, attention 0.05
+#   learned  gate 0.25, recurrence 0.25, attention 0.19
+#   learned  gate 0.50, recurrence 0.50, attention 0.25
+#   learned  gate 0.75, recurrence 0.75, attention 0.19
+#   learned  gate 0.95, recurrence 0.95, attention 0.05
 #
 # Ends with status 0 if this is still so, and with an error if not.
 
@@ -61,16 +61,16 @@ def weights(learned_mix):
 
 
 def show(title, gate, rnn, attention):
-    print(f"{title:14} gate {gate:.2f}, recurrence {rnn:.2f}, attention {attention:.2f}")
+    print(f"{title:8} gate {gate:.2f}, recurrence {rnn:.2f}, attention {attention:.2f}")
 
 
 gate, rnn, attention = weights(False)
-show("a mean", gate[0], rnn.mean(), attention.mean())
+show("mean", gate[0], rnn.mean(), attention.mean())
 assert torch.allclose(rnn, gate, atol=1e-3) and torch.allclose(attention, gate / 2, atol=1e-3)
 gate, rnn, attention = weights(True)
 for target in (0.05, 0.25, 0.5, 0.75, 0.95):
     nearest = (gate - target).abs().argmin()
-    show("a learned gate", gate[nearest], rnn[nearest], attention[nearest])
+    show("learned", gate[nearest], rnn[nearest], attention[nearest])
 assert torch.allclose(rnn, gate, atol=1e-3)
 assert torch.allclose(attention, gate * (1 - gate), atol=1e-3)
 PYTHON

@@ -6,15 +6,14 @@
 # after another is added to a sum in bfloat16, it stops growing at about 256 terms of the same size,
 # and the rest is lost. Both backward passes on a CPU add like this. LayerNorm's does so even for
 # float32 weights, if its input is bfloat16, for example from a Linear under autocast. So a batch of
-# 16,384 tokens may lose most of the gradient. There is no warning. (In LayerNorm, each thread has a
-# sum of its own, so gradients also depend on the number of threads. Float16 stops at 2,048.)
+# 16,384 tokens may lose most of the gradient. There is no warning.
 #
 # One would expect a sum in float32, as in RMSNorm, GroupNorm and Linear, and as in the same two
 # layers if they are compiled (which needs a C++ compiler).
 #
 # Below, all terms are 1 at first, so the gradient should be the number of terms: 256, 1,024 or
-# 16,384. Then come random terms with a mean that isn't 0, for 16,384 tokens: how far are gradients
-# from those in float32, as a share of their length? (Of the embedding's 100 tokens, number n occurs
+# 16,384. The last column is how far gradients are from those in float32, as a share of their norm,
+# for 16,384 random terms with a mean that isn't 0. (Of the embedding's 100 tokens, number n occurs
 # in proportion to 1 / n.)
 #
 # Seen on 2026-11-28 (a CPU, one thread; 2.14.1 does the same):

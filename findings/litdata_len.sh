@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# LitData 0.2.76: len() of a CombinedStreamingDataset sets its batch size to 1, so that batches are
-# mixed that should not be.
+# LitData 0.2.76: len() of a CombinedStreamingDataset sets its batch size to 1, so per-stream
+# batches come out mixed.
 #
 # With batching_method="per_stream", a batch of a mixture comes from one of its datasets only. For
 # this, the StreamingDataLoader tells the dataset its batch size. But len(dataset) calls
@@ -10,8 +10,8 @@
 # if the first had none.
 #
 # One would expect that len() changes nothing. len(loader) doesn't, because it gives the loader's
-# own numbers, and neither does len() of a StreamingDataset. Until it is mended, call len(loader)
-# after len(dataset) or load_state_dict().
+# own numbers, and neither does len() of a StreamingDataset. As a workaround, call
+# len(loader) after len(dataset) or load_state_dict().
 #
 # Here are two datasets of 96 samples, in batches of four. Below is how many batches have samples of
 # both. (Resumed after 12 of 48.)

@@ -2,19 +2,19 @@
 # LitData 0.2.76: resumed with several workers, a CombinedStreamingDataset reads samples twice and
 # leaves out others.
 #
-# It mixes datasets: each worker of the StreamingDataLoader draws at random from which dataset its
-# next sample comes. So two workers are rarely equally far in a dataset. The loader counts the
-# samples of each worker, but adds them up for each dataset when it is resumed, and places all
-# workers equally far, plus or minus a batch. So one worker reads samples again, and another jumps
-# over some. The number of samples is right, and there is no error.
+# All workers of the StreamingDataLoader draw the datasets in the same order, so they are about
+# equally far in each dataset, but rarely at a whole number of batches. The state keeps only the sum
+# over the workers for each dataset. When it is loaded, the sum is dealt out in whole batches, and
+# the remainder goes to one worker. So some workers read a few samples again, and others skip a few.
+# The number of samples is right, and there is no error.
 #
 # One would expect the rest of the epoch, because the README says that such a loader can resume with
 # the same numbers of processes and workers and the same batch size. A StreamingDataset alone does
-# so with any number of workers, and a mixture with none or one.
+# so with several workers, and a mixture with none or one.
 #
 # Here are two datasets of 2,000 samples, shuffled and mixed, in batches of eight. After some of 500
-# batches the state is saved, and loaded into a new loader. Below is how many samples of the epoch
-# come twice. As many never come.
+# batches the state is saved, and loaded into a new loader. Below is how many of the 4,000 samples
+# of the epoch come twice. As many never come.
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU):
 #

@@ -4,11 +4,11 @@
 #
 # Mamba's state decays by exp(dt * A) at each token, where A is -1, -2, .. -d_state. At the start,
 # biases are drawn so that dt lies between dt_min and dt_max, 0.001 and 0.1 by default. So the
-# slowest states halve in 7 to 700 tokens. MambaBlock does so. But then LM and JambaLM set the bias
-# of every nn.Linear to 0, also of this one, as is usual in Transformers. So dt is softplus(0) =
-# 0.69 everywhere, the slowest states halve with each token, and the model begins almost without a
-# memory. dt_min, dt_max and dt_init_floor have no effect, and dt_init and dt_scale neither, because
-# the weights are drawn anew, too. There is no warning.
+# slowest states halve in 7 to 700 tokens. MambaBlock draws them like this. But then LM and JambaLM
+# set the bias of every nn.Linear to 0, also of this one, as is usual in Transformers. So dt is 0.69
+# for an input of 0, in every channel, the slowest states halve with each token, and the model
+# begins almost without a memory. dt_min and dt_max have no effect (by the code, dt_init, dt_scale
+# and dt_init_floor have none either). There is no warning.
 #
 # One would expect the block's own biases, as in a bare Mamba, in LM with mup=True, which leaves
 # them, and in MambaForCausalLM of transformers 5.24.0. (The README says that the initialization is

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# minGRU-pytorch 0.2.1: minLSTM adds 0.5 to its state if it reads several tokens at once.
+# minGRU-pytorch 0.2.1: minLSTM adds 0.5 to its state when it continues from a state and
+# reads several tokens at once.
 #
 # minGRU and minLSTM read a text either at once, by a parallel scan, or token by token. Both take
 # the state of an earlier part as prev_hidden. The scan works on logarithms. minGRU hands it
@@ -9,7 +10,7 @@
 # wrong. There is no error. Token by token, and without a state, it is right.
 #
 # One would expect what one pass gives, as from minGRU. (Issue 9 there was the same fault in minGRU,
-# and is mended.)
+# and has been fixed.)
 #
 # Below is how far outputs are from those of one pass over 64 tokens, as a share of their standard
 # deviation. The text is read in two, four or 64 pieces. In the last row each state goes through the

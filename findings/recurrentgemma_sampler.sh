@@ -5,14 +5,14 @@
 # texts, and cuts off the padding: the first n tokens, if n were added. With echo=False, the
 # default, it returns new tokens only, but cuts off the first n of these, too. So if a prompt is 8
 # tokens shorter than the longest one, the first 8 tokens of its text are missing, and so are their
-# logits. If it is shorter by the number of new tokens or more, its text is empty. Both forms, for
-# JAX and for PyTorch, do so, and there is no error.
+# logits. Both forms, for JAX and for PyTorch, do so, and there is no error.
 #
 # One would expect the text that a prompt gets alone, or with echo=True.
 #
-# In the form for JAX, padding also changes the texts of prompts of one or two tokens, if echo=True,
-# too. The convolutions mask the padding while they read a prompt, but the state that they keep,
-# the last three inputs, is from before the mask. (In PyTorch the mask is applied in place, and so
+# With JAX, padding also changes the new text of a very short prompt, even with echo=True. The
+# sampler first reads the prompt, with a token for its beginning, but without its last token. The
+# convolutions mask the padding there, but keep the last three inputs unmasked. So if fewer than
+# three tokens are read, the state holds padding. (In PyTorch the mask is applied in place, and so
 # reaches the state.)
 #
 # Here are models with random weights, and a vocabulary of letters (_ is any other token). Each text

@@ -14,7 +14,8 @@
 # the same cache with neural_mem_weight_residual=True, is closed.)
 #
 # A segment has 16 tokens here. Below is how far the log probabilities in the first step with the
-# cache are from those without, and how many of 40 tokens of sample() differ, always the likeliest.
+# cache are from those without, and how many of 40 tokens differ if sample() always takes the
+# likeliest one.
 #
 # Seen on 2026-11-28 (PyTorch 2.13.0, a CPU), with random weights:
 #

@@ -1,6 +1,6 @@
 """Do the runs say what results/README.md and README.md say?   python -m pytest results
 
-test_R1 to test_R12 have a line for each yes and no in the table of the paper's results.
+test_R1 to test_R12 and test_gpu have a line for each yes and no in the table of the paper's results.
 """
 
 import math
@@ -162,8 +162,10 @@ def test_gpu():
     assert max(step_of(run, "k=1") for run in alone) == 4050  # with Canon it comes later
     assert [step_of(run, "k=1") for run in with_canon] == [4950, math.inf]
     with_nope = runs_of("depo1", NOPE_CANON, "small")
-    assert {step_of(run, "k=1") for run in with_nope} == {4050}
-    assert min(step_of(run, "k=1") for run in runs_of("depo1", NOPE, "small")) == 6300
+    for goal, step, step_without in ((0.5, 900, 2700), (0.9, 4050, 6300)):
+        assert {step_of(run, "k=1", goal) for run in with_nope} == {step}
+        without = runs_of("depo1", NOPE, "small")
+        assert min(step_of(run, "k=1", goal) for run in without) == step_without
     assert [hops_mastered(run) for run in runs_of("depo1", NOPE, "small")] == [1, 1]
     assert [hops_mastered(run) for run in with_nope] == [4, 4]
     assert [hops_mastered(run) for run in runs_of("depo1", "--lr 5e-4", "small")] == [2, 2, 3]
