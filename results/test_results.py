@@ -1,6 +1,6 @@
 """Do the runs say what results/README.md and README.md say?   python -m pytest results
 
-test_R1 to test_R12 and test_gpu have a line for each yes and no in the table of the paper's results.
+test_R1 to test_R12 and test_gpu have a line for each yes and no in the table of R1 to R12.
 """
 
 import math
