@@ -192,6 +192,19 @@ COMPARISONS = {
         models=LINEAR,
         scores={"depo1": "Depo1: right answers", "text": "Text: bits per byte"},
     ),
+    "brevo2_nano": Comparison(  # 9 to 19 minutes a run
+        title="Brevo2: Canon lifts GLA and Mamba2, too",
+        tasks=("brevo2",),
+        models={
+            "RoPE": "",
+            "RoPE + Canon": "--canon abcd",
+            "GLA, no convolution": "--mixer gla",
+            "GLA + Canon-AbCD": "--mixer gla --short-conv --canon acd",
+            "Mamba2, no convolution": "--mixer mamba2 --no-short-conv",
+            "Mamba2 + Canon-AbCD": "--mixer mamba2 --canon acd",
+        },
+        scores={"brevo2": "right answers"},
+    ),
     "depo1_nano": Comparison(  # 5 minutes a run
         title="Depo1: each point of Canon helps alone; B, or A and C, do nearly as well as all",
         tasks=("depo1",),

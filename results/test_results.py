@@ -110,6 +110,9 @@ def test_R5():
 
 def test_R6_to_R9():
     assert worst("text", f"{GLA} --canon acd") > best("text", MAMBA2)
+    for task in ("depo1", "brevo2", "text"):
+        for mixer, alone in ((GLA, "--mixer gla"), (MAMBA2, f"{MAMBA2} --no-short-conv")):
+            assert worst(task, f"{mixer} --canon acd") > best(task, alone)
     for task in ("depo1", "text"):
         assert best(task, f"{MAMBA2} --no-short-conv") < worst(task, MAMBA2)
     assert worst("depo1", "--mixer gla --canon acd") > mean(scores("depo1", GLA)) - 0.05
@@ -269,7 +272,7 @@ def test_canon_that_is_added_later():
 
 
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
-TABLES += ["sets_nano"]
+TABLES += ["sets_nano", "brevo2_nano"]
 
 
 @pytest.mark.parametrize("name", TABLES)
