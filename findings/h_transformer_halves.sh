@@ -11,7 +11,8 @@
 # With causal=True the mask has a row for each level, and the code takes the first
 # log2(length / block_size). If a text isn't longer than block_size, 128 by default, this is 0, and
 # a sum over no levels is 0. So all attention is 0, and the model knows the last token only. (In
-# longer causal texts the halves see each other, but by issue 22 there, a level is missing, too.)
+# longer causal texts the halves see each other, but a level is missing there as well:
+# github.com/lucidrains/h-transformer-1d/issues/22.)
 #
 # There is no error or warning. One would expect that the last token depends on all.
 #

@@ -8,7 +8,8 @@
 # There is no warning.
 #
 # One would expect positions in float32, because the same layer switches autocast off while it
-# computes angles and turns queries. (Transformers fixed this after its issue 25681.)
+# computes angles and turns queries. (Transformers fixed this:
+# github.com/huggingface/transformers/issues/25681.)
 #
 # Below is the largest relative error of the turned queries before position 256, from there to
 # 2,048, and after.

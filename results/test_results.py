@@ -164,13 +164,12 @@ def test_gpu():
     assert min(step_of(run, "k=1", 0.5) for run in alone) == 1800
     assert max(step_of(run, "k=1") for run in alone) == 4050  # with Canon it comes later
     assert [step_of(run, "k=1") for run in with_canon] == [4950, math.inf]
-    with_nope = runs_of("depo1", NOPE_CANON, "small")
+    nope, nope_canon = runs_of("depo1", NOPE, "small"), runs_of("depo1", NOPE_CANON, "small")
     for goal, step, step_without in ((0.5, 900, 2700), (0.9, 4050, 6300)):
-        assert {step_of(run, "k=1", goal) for run in with_nope} == {step}
-        without = runs_of("depo1", NOPE, "small")
-        assert min(step_of(run, "k=1", goal) for run in without) == step_without
-    assert [hops_mastered(run) for run in runs_of("depo1", NOPE, "small")] == [1, 1]
-    assert [hops_mastered(run) for run in with_nope] == [4, 4]
+        assert {step_of(run, "k=1", goal) for run in nope_canon} == {step}
+        assert min(step_of(run, "k=1", goal) for run in nope) == step_without
+    assert [hops_mastered(run) for run in nope] == [1, 1]
+    assert [hops_mastered(run) for run in nope_canon] == [4, 4]
     assert [hops_mastered(run) for run in runs_of("depo1", "--lr 5e-4", "small")] == [2, 2, 3]
     assert [hops_mastered(run) for run in with_canon] == [3, 0]
 
