@@ -652,16 +652,15 @@ class CanonGPT(nn.Module):
                 if getattr(module, "bias", None) is not None:  # an Embedding has none
                     nn.init.zeros_(module.bias)
 
-    def forward(self, tokens, targets=None, loss_mask=None, state=None):
+    def forward(self, tokens, targets=None, state=None):
         """Next-token logits, and the loss if there are targets.
 
-        tokens     (B, T) int64, T >= 1
-        targets    (B, T) int64, what should follow each token; or None
-        loss_mask  (B, T) bool, which targets count; None: all. A negative target, such as
-                   PyTorch's -100, never counts
-        state      None, or the State of a stream, whose next piece `tokens` is. If there is an
-                   error, it stays as it was
-        returns    logits (B, T, vocab_size); mean loss in nats over the targets that count, or None
+        tokens   (B, T) int64, T >= 1
+        targets  (B, T) int64, what should follow each token, and a negative number, such as -1 or
+                 PyTorch's -100, where nothing is asked; or None
+        state    None, or the State of a stream, whose next piece `tokens` is. If there is an error,
+                 it stays as it was
+        returns  logits (B, T, vocab_size); the mean loss of the targets, in nats, or None
         """
         start = self.tokens_read(state)
         length, limit = start + tokens.shape[1], self.config.block_size
@@ -675,7 +674,10 @@ class CanonGPT(nn.Module):
         for block in self.blocks:
             x = block(x, new_state)
         logits = self.head(self.norm(x))  # (B, T, vocab_size)
-        loss = None if targets is None else mean_loss(logits, targets, loss_mask)
+        loss = None
+        if targets is not None:
+            n_targets = (targets >= 0).sum().clamp(min=1)  # without any, the loss is 0 / 1
+            loss = summed_loss(logits, targets) / n_targets
         if state is not None:
             state.entries = new_state.entries
         return logits, loss
@@ -702,6 +704,7 @@ class CanonGPT(nn.Module):
 
         Dropout and the like stay on unless you call model.eval() first.
         """
+        require(tokens.dim() == 2, "tokens", tuple(tokens.shape), "must be (B, T)")
         require(temperature >= 0, "temperature", temperature, "allowed: 0 or more")
         room = self.config.block_size + 1 - tokens.shape[1]  # the last token is never read
         allowed = f"block_size leaves room for {room}"
@@ -723,7 +726,7 @@ class CanonGPT(nn.Module):
                 done |= next_token == stop
             tokens = torch.cat([tokens, next_token], dim=1)
             unread = next_token if self.streams else tokens
-            if done.all():
+            if stop is not None and done.all():  # reading it makes the CPU wait for the GPU
                 break
         return tokens
 
@@ -738,18 +741,11 @@ class CanonGPT(nn.Module):
         }
 
 
-def mean_loss(logits, targets, loss_mask):
-    """The mean cross-entropy of the targets that count, in nats; 0 if none does."""
-    counts = targets >= 0
-    if loss_mask is not None:
-        is_bool = loss_mask.dtype == torch.bool
-        require(is_bool, "loss_mask", loss_mask.dtype, "allowed: torch.bool")
-        counts = counts & loss_mask
-    flat_logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
-    flat_targets = targets.clamp(min=0).flatten()  # any will do in place of a negative one
-    losses = F.cross_entropy(flat_logits, flat_targets, reduction="none")  # in nats
-    losses = losses.view_as(targets)  # (B, T)
-    return (losses * counts).sum() / counts.sum().clamp(min=1)
+def summed_loss(logits, targets):
+    """The cross-entropy of the targets that are not negative, in nats: its sum."""
+    logits = at_least_float32(logits).flatten(0, 1)  # (B T, vocab_size)
+    targets = targets.flatten().clamp(min=-1)
+    return F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
 
 
 def count_numbers(parameters):

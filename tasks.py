@@ -48,8 +48,8 @@ from canon_gpt import Refused, require
 # the random numbers are for, so that no two uses share them. PEOPLE and EXPOSURES are Capo's;
 # SAMPLES is for what sample.py and plot.py show.
 TRAIN, EVAL, PEOPLE, EXPOSURES, SAMPLES = range(5)
-ROWS = 32  # documents that a model reads at a time when it is scored
-WRITTEN_ROWS = 128  # and answers that it writes at a time
+SCORE_BATCH = 32  # documents that a model reads at a time when it is scored
+GENERATE_BATCH = 128  # answers that it writes at a time
 
 
 class Document:
@@ -80,12 +80,12 @@ class Document:
             if start < end:
                 self.targets.append((offset + start, offset + end))
 
-    def mask(self):
-        """Which tokens are targets: bool, (tokens,)."""
-        mask = np.zeros(len(self.tokens), dtype=bool)
+    def target_tokens(self):
+        """Each token that is a target, and -1 in place of the others: int64, (tokens,)."""
+        targets = np.full(len(self.tokens), -1)
         for start, end in self.targets:
-            mask[start:end] = True
-        return mask
+            targets[start:end] = self.tokens[start:end]
+        return targets
 
 
 class Task:
@@ -114,7 +114,7 @@ class Task:
     run_seed = 0  # the seed of the run that the task is for; Capo's people depend on it
 
     def __init__(self, block_size):
-        self.block_size = block_size  # what a model reads; a window has one more token, a target
+        self.block_size = block_size  # what a model reads; a window has one more, the last target
 
     def check_fits(self, longest):
         """Refused if a window does not hold `longest` tokens. If block_size is None, it becomes the
@@ -149,7 +149,8 @@ class Task:
         """The training windows of one step.
 
         step     how many steps come before it
-        returns  tokens (int64) and loss mask (bool), both (batch_size, block_size + 1)
+        returns  inputs and targets, both int64 (batch_size, block_size). A target is the token that
+                 follows its input, or -1 where nothing is asked
 
         Each window starts with a new document and cuts off its last one. The windows depend on the
         arguments alone, so every model, resumed run and loader worker sees the same ones.
@@ -172,8 +173,9 @@ class Task:
             windows_missing = batch_size - len(packed.tokens) // width
             per_window = width / (drawn_tokens / drawn_documents) + 1
             count = int(1.1 * (windows_missing * per_window)) + 8
-        tokens = np.array(packed.tokens, dtype=np.int64)
-        return tokens.reshape(batch_size, width), packed.mask().reshape(batch_size, width)
+        tokens = np.array(packed.tokens).reshape(batch_size, width)
+        targets = packed.target_tokens().reshape(batch_size, width)
+        return tokens[:, :-1], targets[:, 1:]  # nothing predicts a window's first token
 
     # ---- Scores
 
@@ -225,13 +227,51 @@ class Task:
         """
         tokens = padded(sequences).to(device_of(model))
         right = []
-        for rows in tokens.split(ROWS):
+        for rows in tokens.split(SCORE_BATCH):
             logits, _ = model(rows[:, :-1])
             right.append(logits.argmax(-1) == rows[:, 1:])
         # False in front, because nothing predicts the first token.
         return F.pad(torch.cat(right), (1, 0)).cpu().numpy()
 
-    # ---- Words
+    # ---- Answers and words
+
+    def show(self, model, seed, temperature=0.0):
+        """One instance, the longest of a hundred, in words and with the model's answers, as
+        sample.py explains them. None of the hundred is drawn in training or scoring.
+
+        temperature   0 takes the likeliest tokens, 1 samples
+        """
+        rng = np.random.default_rng([seed, SAMPLES])
+        document = max(self.documents(rng, 100), key=lambda document: len(document.tokens))
+        generator = torch.Generator(device_of(model)).manual_seed(seed)
+        text = ""
+        shown = 0  # how many of the document's tokens are in the text
+        for start, end in self.answer_spans(document):
+            prompt = document.tokens[:start]  # with right answers to earlier questions
+            length = end - start
+            if self.stop is not None:  # the answer ends at `stop`, or where the window is full
+                length = self.block_size + 1 - start
+            answer = self.generate_answer(model, prompt, length, temperature, generator)
+            text += self.decode(document.tokens[shown:start]) + self.space
+            verdict = self.is_right(document, (start, end), answer)
+            if verdict is None:  # there is no right or wrong
+                text += f"[{self.decode(answer)}]"
+            elif verdict:
+                text += f"[{self.decode(answer)} ✓]"
+            else:
+                text += f"[{self.decode(answer)} ✗ {self.decode(document.tokens[start:end])}]"
+            text += self.space
+            shown = end
+        return text + self.decode(document.tokens[shown:])
+
+    def generate_answer(self, model, prompt, length, temperature, generator):
+        """What the model writes after these tokens: a list of tokens, up to and including `stop`.
+
+        length  how many tokens at most; with the prompt, at most block_size + 1
+        """
+        prompts = torch.tensor([prompt], device=device_of(model))
+        whole = model.generate(prompts, length, temperature, self.stop, generator)
+        return whole[0, len(prompt) :].tolist()
 
     def encode(self, text):
         """The tokens of a text in the task's words. Raises Refused for a word that the task does
@@ -256,7 +296,7 @@ def token_costs(model, tokens, first=1):
     returns  (rows, T - first), on the CPU
     """
     nats = []
-    for rows in tokens.to(device_of(model)).split(ROWS):
+    for rows in tokens.to(device_of(model)).split(SCORE_BATCH):
         logits, _ = model(rows[:, :-1])  # logits[:, t] predicts token t + 1
         logits = logits[:, first - 1 :].float()
         # cross_entropy wants (rows, vocab_size, tokens), hence .mT.
@@ -666,7 +706,7 @@ class Brevo(NamesTask):
             longest[start] = max(longest[start], end - start)
         verdicts = []
         for length in prompts:
-            for rows in torch.tensor(prompts[length]).split(WRITTEN_ROWS):
+            for rows in torch.tensor(prompts[length]).split(GENERATE_BATCH):
                 rows = rows.to(device_of(model))
                 whole = model.generate(rows, longest[length], temperature=0.0, stop=self.eos)
                 for tokens in whole.tolist():
@@ -1010,14 +1050,14 @@ class Lano(Task):
         generator = torch.Generator(device_of(model)).manual_seed(seed)
         parsed = 0
         prompts = torch.full((n, 1), self.bos, device=device_of(model))  # <bos> alone
-        for rows in prompts.split(WRITTEN_ROWS):
+        for rows in prompts.split(GENERATE_BATCH):
             drawn = model.generate(rows, self.block_size, stop=self.bos, generator=generator)
             parsed += int(self.parses(drawn[:, 1:]).sum())
 
         sentences = padded(self.grammar.sample(np.random.default_rng([seed, EVAL]), n))
         nats, n_places = 0.0, 0
         # <bos> comes before a sentence; what no longer fits in the context is cut off.
-        for rows in sentences[:, : self.block_size - 1].split(ROWS):
+        for rows in sentences[:, : self.block_size - 1].split(SCORE_BATCH):
             rows = rows.to(device_of(model))
             chart = self.charts(rows)  # (rows, T + 1, 4), zero at places after a sentence's end
             is_place = chart.sum(-1) > 0
@@ -1130,11 +1170,11 @@ class Capo(Task):
         numbers = rng.choice(FILLERS**3, (SENTENCES, WORDINGS), replace=False)
         digits = np.unravel_index(numbers, (FILLERS, FILLERS, FILLERS))
         self.wordings = self.first_word + np.stack(digits, axis=-1)  # (SENTENCES, WORDINGS, 3)
-        self.lives_per_window = (self.block_size + 1) // len(BIOGRAPHY)
+        self.biographies_per_window = (self.block_size + 1) // len(BIOGRAPHY)
 
     def steps(self, batch_size):
         """How many training steps it takes to meet everybody `exposures` times."""
-        return math.ceil(self.exposures * self.N / (batch_size * self.lives_per_window))
+        return math.ceil(self.exposures * self.N / (batch_size * self.biographies_per_window))
 
     def biographies(self, rng, seed, who):
         """The lives of the people with numbers `who`, in new words: (len(who), 35) int64."""
@@ -1155,7 +1195,7 @@ class Capo(Task):
     def batch(self, seed, step, batch_size):
         """As in all tasks, but windows hold whole biographies, zeros after, and every person
         appears once per epoch."""
-        count = batch_size * self.lives_per_window
+        count = batch_size * self.biographies_per_window
         # The i-th biography of the run is of epoch i // N, at place i % N of its order.
         epochs, places = np.divmod(np.arange(step * count, (step + 1) * count), self.N)
         who = np.empty(count, dtype=np.int64)
@@ -1166,7 +1206,8 @@ class Capo(Task):
         tokens = lives.reshape(batch_size, -1)
         n_zeros = self.block_size + 1 - tokens.shape[1]
         tokens = np.pad(tokens, [(0, 0), (0, n_zeros)])  # at the end of each row
-        return tokens, tokens > 0
+        following = tokens[:, 1:]
+        return tokens[:, :-1], np.where(following > 0, following, -1)
 
     def answer_spans(self, document):
         """The first mention of each fact."""
@@ -1295,7 +1336,7 @@ class Text(Task):
             if not (self.is_held_out(start) or self.is_held_out(end)):
                 starts.append(start)
         tokens = self.windows(starts)
-        return tokens, np.ones_like(tokens, dtype=bool)
+        return tokens[:, :-1], tokens[:, 1:]
 
     def is_held_out(self, place):
         """Whether the byte at this place is in a block that is held out."""

@@ -11,8 +11,8 @@ A run leaves three files in out/<run>/:
     torchrun --nproc_per_node=4 train.py --task depo          trains on four GPUs
 """
 
-# Sections 1 to 4 are the training: 1 the settings, 2 data, optimizer and learning rate, 3 one step,
-# 4 the loop. The rest serves it: 5 the run's folder and checkpoints, 6 checks before training,
+# In the order of events: 1 the settings, 2 data, optimizer and learning rate, 3 one step, 4 the
+# loop, 5 the run's folder and its checkpoint. What prepares them follows: 6 checks before training,
 # 7 presets, 8 the command line, 9 `main`.
 
 import argparse
@@ -20,7 +20,6 @@ import contextlib
 import copy
 import ctypes
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -29,10 +28,16 @@ import os
 import platform
 import re
 import shlex
+import subprocess
 import sys
 import time
 import typing
 from pathlib import Path
+
+try:
+    import fcntl  # locks files
+except ImportError:  # Windows has none
+    fcntl = None
 
 # PyTorch's threads keep their cores busy for a while before they sleep. When another program is
 # busy, too, that makes steps several times slower, so let them sleep sooner. It has to be set
@@ -45,9 +50,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from canon_gpt import CanonGPT, Config, Refused, State, require
+from canon_gpt import CanonGPT, Config, Refused, State, require, summed_loss
 from kernels import gpu_has_bfloat16, relative_error
-from sample import instance_with_answers, read_checkpoint, read_config, task_and_config
 from tasks import ALIASES, TASKS, device_of, make_task, score_text, wrapped
 
 RANK, WORLD = 0, 1  # the number of this process, from 0, and how many there are
@@ -79,7 +83,7 @@ class Training:
     eps: float = 1e-6  # AdamW's
     clip: float = 1.0  # the largest gradient norm; 0: no clipping
     seed: int = 0  # of data and initial weights
-    dtype: str = "float32"  # float32; bfloat16: mixed precision, the default on CUDA if it has it
+    dtype: str = "float32"  # or bfloat16, float16: mixed precision, the default on CUDA
     eval_size: int = 512  # instances scored in an evaluation
 
     def __post_init__(self):
@@ -93,8 +97,7 @@ class Training:
         in_range = all(0 <= beta < 1 for beta in self.betas)
         require(in_range, "betas", self.betas, "allowed: from 0 to below 1")
         require(0 <= self.seed < 2**32, "seed", self.seed, "allowed: 0 to 2^32 - 1")
-        dtypes = ("float32", "bfloat16")
-        choices = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "dtype": dtypes}
+        choices = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "dtype": DTYPES}
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, name, value, f"allowed: {', '.join(allowed)}")
@@ -118,6 +121,8 @@ class Run:
         require(self.workers >= 0, "workers", self.workers, "allowed: 0 or more")
         require(self.grad_accum >= 1, "grad_accum", self.grad_accum, "allowed: 1 or more")
         require(self.eval_every >= 0, "eval_every", self.eval_every, "allowed: 0 or more")
+        if self.out is not None:
+            self.out = str(Path(self.out).expanduser())  # --out=~/run: no shell does it there
 
 
 def devices():
@@ -148,13 +153,12 @@ class Batches:
     def __getitem__(self, steps_done):
         """The batch of the next step. NumPy arrays:
 
-        tokens and loss_mask  (rows, block_size + 1)
-        target_count          how many targets the whole batch has, over all processes; 1 if none
+        inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
+        n_targets        how many targets the whole batch has, over all processes; 1 if none
         """
-        tokens, loss_mask = self.task.batch(self.seed, steps_done, self.batch_size)
-        # Nothing predicts the first token. Without any target the loss is 0 / 1, not 0 / 0.
-        target_count = max(1, loss_mask[:, 1:].sum())
-        return tokens[RANK::WORLD], loss_mask[RANK::WORLD], target_count
+        inputs, targets = self.task.batch(self.seed, steps_done, self.batch_size)
+        n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
+        return inputs[RANK::WORLD], targets[RANK::WORLD], n_targets
 
 
 def load_batches(task, training, run, steps_done):
@@ -204,8 +208,8 @@ def adamw(model, training):
     )
 
 
-# Your own optimizer is a function with these arguments, and one more entry. A group's "lr" is its
-# peak, which the loop scales at each step.
+# Your own optimizer is a function with these arguments, and one more entry. The loop takes a
+# group's "lr" for its peak, and scales it at each step.
 OPTIMIZERS = {"adamw": adamw}
 
 
@@ -242,31 +246,42 @@ def learning_rate(step, peak, training):
 
 # ---- 3. One step -----------------------------------------------------------
 
+# With mixed precision, mixers, MLPs and head compute in 16 bits. Weights and residual stream stay
+# in float32, and so does what canon_gpt.py passes through `at_least_float32`.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-def train_step(model, optimizer, batch, autocast, clip, grad_accum=1):
+
+def mixed_precision(training, run):
+    """The context in which a model computes."""
+    mixed = training.dtype != "float32"
+    return torch.autocast(run.device, DTYPES[training.dtype], enabled=mixed)
+
+
+def train_step(model, optimizer, scaler, batch, autocast, clip, grad_accum=1):
     """Update the weights from a batch: forward, backward, clip, step. To save memory, the batch can
     be cut into `grad_accum` micro-batches (gradient accumulation).
 
-    Returns its loss, and the norm of the gradient before it is clipped. (Under torchrun, the whole
-    batch's loss is the mean over the processes of what this returns.)
+    scaler   a GradScaler. Small gradients are 0 in float16, so it multiplies the loss, divides the
+             gradients, and skips a step whose gradients are too large for float16. With other
+             dtypes it is off
+    returns  this process's part of the loss, and the norm of the gradient before it is clipped
     """
-    tokens, loss_mask, target_count = batch  # as `load_batches` yields it
+    inputs, targets, n_targets = batch  # as `load_batches` yields it
     batch_loss = 0.0
-    for rows, mask in zip(tokens.chunk(grad_accum), loss_mask.chunk(grad_accum)):
-        inputs, targets = rows[:, :-1], rows[:, 1:]  # each token predicts the next one
-        target_mask = mask[:, 1:]
+    for some_inputs, some_targets in zip(inputs.chunk(grad_accum), targets.chunk(grad_accum)):
         with autocast:
-            _, loss = model(inputs, targets, loss_mask=target_mask)  # the mean over its targets
-        # Weigh this mean by its share of the batch's targets, so that all micro-batches add up to
-        # the mean over the batch. DDP divides gradients by WORLD; the factor WORLD undoes that.
-        # (DDP exchanges them after each micro-batch, which is right, but slower than once.)
-        weight = WORLD * target_mask.sum() / target_count  # with equal shares, 1 / grad_accum
-        loss = loss * weight
-        loss.backward()
+            logits, _ = model(some_inputs)
+        # Divided by the targets of the whole batch, the losses of its parts add up to its mean.
+        loss = summed_loss(logits, some_targets) / n_targets
+        # DDP averages the gradients of all processes, so the factor makes their mean a sum. (It
+        # exchanges them after each micro-batch, which is right, but slower than once.)
+        scaler.scale(WORLD * loss).backward()
         batch_loss = batch_loss + loss.detach()  # no .item(): the CPU would wait for the GPU
+    scaler.unscale_(optimizer)
     max_norm = clip if clip > 0 else math.inf  # inf: only measure it
     gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return batch_loss, gradient_norm
 
@@ -276,88 +291,16 @@ def train_step(model, optimizer, batch, autocast, clip, grad_accum=1):
 LOG_EVERY = 20  # steps between two lines of the log
 
 
-def compiled_and_distributed(model, run):
-    """The model for training, with the same weights. It is compiled if run.compile is true. Under
-    torchrun, PyTorch's DistributedDataParallel (DDP) averages the gradients of all processes."""
-    if run.compile:
-        # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
-        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so a
-        # second forward pass in a step would overwrite the first one's results. (Under DDP they
-        # are untested.)
-        graphs = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
-        model = torch.compile(model, mode="reduce-overhead" if graphs else "default")
-    if WORLD > 1:
-        model = nn.parallel.DistributedDataParallel(model)
-    return model
-
-
-def mixed_precision(training, run):
-    """The context in which a model computes. With bfloat16, mixers, MLPs and head compute in
-    bfloat16. Weights and residual stream stay in float32, and so does what canon_gpt.py passes
-    through `at_least_float32`."""
-    mixed = training.dtype == "bfloat16"
-    return torch.autocast(run.device, torch.bfloat16, enabled=mixed)
-
-
-def mean_over_processes(loss):
-    if WORLD > 1:
-        torch.distributed.all_reduce(loss)  # adds them up
-    return loss.item() / WORLD  # here the CPU waits for the GPU
-
-
-@torch.no_grad()
-def evaluate(task, model, training, autocast):
-    """The task's scores, {name: float}, on instances or text drawn for scoring. These scores take
-    the place of a validation loss. Each process of torchrun computes all of them."""
-    model.eval()  # ours has no dropout; your own layer may have some
-    with autocast:
-        scores = task.evaluate(model, training.seed, training.eval_size)
-    model.train()
-    return {name: float(value) for name, value in scores.items()}
-
-
-def set_up(task, config, training, run, command):
-    """All that comes before the first step: model, optimizer, checks, and the run's folder.
-
-    Returns (model, optimizer, progress), as `train` takes them. Raises Refused.
-    """
-    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
-    allowed = f"must be a multiple of {parts}"
-    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
-
-    torch.manual_seed(training.seed)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
-    model = CanonGPT(config).to(run.device)
-    optimizer = OPTIMIZERS[training.optimizer](model, training)
-    for group in optimizer.param_groups:
-        group["peak"] = float(group["lr"])
-
-    torch.set_float32_matmul_precision("highest")  # the check looks for small differences
-    check_model(model, mixed_precision(training, run))
-    torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
-
-    compiled = decide_compile(config, training, run)
-    if run.resume is None and RANK == 0:
-        about = about_run(task, config, training, run, model, command)
-        make_folder(run.out, about | {"compiled": compiled})
-    # Not before config.json is written: it keeps what was asked for (None: automatic), so that a
-    # resumed run, maybe on another device, decides again.
-    run.compile = compiled
-    progress = restore(run.out, model, optimizer)  # a new run has nothing to restore
-    if RANK == 0:
-        announce(model, training, run, progress["step"])
-    return model, optimizer, progress
-
-
-def train(task, training, run, model, optimizer, progress):
+def train(task, training, run, model, optimizer, scaler, compiled, progress):
     """The training loop, from the step after progress["step"] to the last score.
 
+    compiled  whether to compile the model for training
     progress  what a checkpoint says of the run: step and seconds are the last checkpoint's, so
               that `main` can say where a stopped run will go on; log grows with each line
     """
     # Evaluation uses `model` itself, because its batches have many shapes, and the compiler would
     # start again for each.
-    fast_model = compiled_and_distributed(model, run)
+    fast_model = compiled_and_distributed(model, run, compiled)
     autocast = mixed_precision(training, run)
     steps_done = progress["step"]
     write_log(run.out, progress["log"], mode="w")  # drops lines that came after the checkpoint
@@ -366,7 +309,7 @@ def train(task, training, run, model, optimizer, progress):
     eval_every = run.eval_every or max(20, training.steps // 20)
     bar_text = {}  # the last scores and loss, which the bar shows
     for line in progress["log"]:
-        bar_text |= scores_in_words(task, line.get("eval", {}))
+        bar_text |= format_scores(task, line.get("eval", {}))
 
     no_bar = RANK > 0 or sys.stderr is None
     with tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=no_bar) as bar:
@@ -379,7 +322,7 @@ def train(task, training, run, model, optimizer, progress):
             # 2. Learn from one batch. The seed is for layers that draw numbers, such as dropout.
             torch.manual_seed(10**9 * training.seed + step * WORLD + RANK)
             loss, gradient_norm = train_step(
-                fast_model, optimizer, batch, autocast, training.clip, run.grad_accum
+                fast_model, optimizer, scaler, batch, autocast, training.clip, run.grad_accum
             )
             bar.update()
 
@@ -391,12 +334,13 @@ def train(task, training, run, model, optimizer, progress):
                 continue
 
             # 4. End the run if it has diverged, before this state is saved.
-            mean_loss = mean_over_processes(loss)
+            mean_loss = sum_over_processes(loss)
             gradient_norm = gradient_norm.item()
-            for name, value in {"loss": mean_loss, "gradient": gradient_norm}.items():
-                if not math.isfinite(value):
-                    bar.close()
-                    end(f"step {step}: {name} = {value}. Start again with a smaller --lr", status=1)
+            finite = math.isfinite(gradient_norm) or scaler.is_enabled()  # it skips such a step
+            if not (math.isfinite(mean_loss) and finite):
+                bar.close()
+                found = f"loss = {mean_loss}, gradient = {gradient_norm}"
+                end(f"step {step}: {found}. Start again with a smaller --lr", status=1)
 
             # 5. Log this batch's loss, and now and then the scores.
             line = {
@@ -404,11 +348,11 @@ def train(task, training, run, model, optimizer, progress):
                 "loss": round(mean_loss, 5),
                 "tokens": step * training.batch_size * task.block_size,
                 "lr": optimizer.param_groups[0]["lr"],
-                "gradient_norm": round(gradient_norm, 5),  # before it is clipped
+                "gradient_norm": finite_or_none(round(gradient_norm, 5)),  # before it is clipped
             }
             if score_now:
                 line["eval"] = evaluate(task, model, training, autocast)
-                bar_text |= scores_in_words(task, line["eval"])
+                bar_text |= format_scores(task, line["eval"])
             progress["log"].append(line)
             write_log(run.out, [line], mode="a")
             bar_text["loss"] = f"{mean_loss:.3f}"
@@ -417,7 +361,7 @@ def train(task, training, run, model, optimizer, progress):
             # 6. Save a checkpoint after each evaluation.
             if score_now:
                 reached = {"step": step, "seconds": time.perf_counter() - began}
-                save(run.out, model, optimizer, progress | reached)
+                save_checkpoint(run.out, model, optimizer, scaler, progress | reached)
                 progress.update(reached)  # after saving: a stopped run names only what is saved
 
     # What the run cost, with compiling, evaluations and checkpoints; one instance with answers.
@@ -431,44 +375,77 @@ def train(task, training, run, model, optimizer, progress):
     }
     write_log(run.out, [final], mode="a")
     if RANK == 0:
-        print_results(task, model, final, training, autocast)
+        for name, text in format_scores(task, final["eval"]).items():
+            print(f"{name:16}{text:>9}")
+        print(f"\n{final['seconds']:,} seconds, {final['tokens_per_s']:,} tokens/s")
+        model.eval()
+        with autocast, torch.no_grad():
+            print("\n" + wrapped(task.show(model, training.seed)))
 
 
 # What you may want to add to this loop:
 # - A number in the log is one more entry of `line`: a Python number, not a tensor. (Under torchrun
-#   the log is the first process's; only the loss is averaged.)
-# - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `set_up`, before
-#   `restore`, and travels to `train` beside the model. Update it right after `train_step`,
+#   the log is the first process's; only the loss is summed over all.)
+# - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
+#   checkpoint is loaded, and travels to `train` beside the model. Update it right after
+#   `train_step`,
 #
 #       with torch.no_grad():
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 0.001)
 #
-#   and pass it to `evaluate` and `print_results` in the model's place. `save` and `restore` must
-#   keep it, too. To sample from it, save it as "model", and the model under another name.
+#   and pass it to `evaluate` and `task.show` in the model's place. The checkpoint must keep it,
+#   too. To sample from it, save it as "model", and the model under another name.
 # - Noise on gradients must be the same in all processes. Because their seeds differ, draw it with
 #   its own generator, seeded from the seed and the step.
 
 
-def scores_in_words(task, scores):
+def compiled_and_distributed(model, run, compiled):
+    """The model for training, with the same weights. Under torchrun, PyTorch's
+    DistributedDataParallel (DDP) averages the gradients of all processes."""
+    if compiled:
+        # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
+        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so a
+        # second forward pass in a step would overwrite the first one's results. (Under DDP they
+        # are untested.)
+        graphs = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
+        model = torch.compile(model, mode="reduce-overhead" if graphs else "default")
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    return model
+
+
+def sum_over_processes(loss):
+    if WORLD > 1:
+        torch.distributed.all_reduce(loss)
+    return loss.item()  # here the CPU waits for the GPU
+
+
+@torch.no_grad()
+def evaluate(task, model, training, autocast):
+    """The task's scores, {name: float}, on instances or text drawn for scoring. These scores take
+    the place of a validation loss. Each process of torchrun computes all of them."""
+    model.eval()  # ours has no dropout; your own layer may have some
+    with autocast:
+        scores = task.evaluate(model, training.seed, training.eval_size)
+    model.train()
+    return {name: finite_or_none(float(value)) for name, value in scores.items()}
+
+
+def finite_or_none(number):
+    """JSON has no NaN and no infinity."""
+    return number if math.isfinite(number) else None
+
+
+def format_scores(task, scores):
     """{score: text}, such as {"k=1": "97%"}."""
     return {name: score_text(value, task.units.get(name)) for name, value in scores.items()}
-
-
-def print_results(task, model, final, training, autocast):
-    """The scores, what they took, and one instance with the model's answers."""
-    for name, text in scores_in_words(task, final["eval"]).items():
-        print(f"{name:16}{text:>9}")
-    print(f"\n{final['seconds']:,} seconds, {final['tokens_per_s']:,} tokens/s")
-    model.eval()
-    with autocast, torch.no_grad():
-        print("\n" + wrapped(instance_with_answers(task, model, training.seed)))
 
 
 # ---- 5. The run's folder: settings, log, checkpoint ------------------------
 
 
-def about_run(task, config, training, run, model, command):
+def about_run(task, config, training, run, model, compiled, command):
     """What config.json holds: the settings, and where the run came from."""
     settings, execution = dataclasses.asdict(training), dataclasses.asdict(run)
     del execution["out"], execution["resume"]  # the folder may be moved
@@ -486,6 +463,7 @@ def about_run(task, config, training, run, model, command):
         "date": time.strftime("%Y-%m-%d"),
         "device": processor_name(run.device),
         "processes": WORLD,
+        "compiled": compiled,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -507,37 +485,47 @@ def processor_name(device):
 def make_folder(out, about):
     """Make the run's folder. Opening config.json with "x" fails where there is one, so a folder has
     one run: of two that begin in it, the second is refused."""
-    config, checkpoint = Path(out, "config.json"), Path(out, "ckpt.pt")
-    text = json.dumps(about, indent=1) + "\n"
+    config = Path(out, "config.json")
     has_run = f"has a run: --resume {out}, or remove it"
-    require(not checkpoint.exists(), "out", out, has_run)
     try:
+        require(not Path(out, "ckpt.pt").exists(), "out", out, has_run)
         config.parent.mkdir(parents=True, exist_ok=True)
         with open(config, "x") as file:
-            file.write(text)
+            file.write(json.dumps(about, indent=1) + "\n")
     except OSError as error:
-        raise Refused(f"out = {out!r}: {has_run if config.exists() else error.strerror}") from None
+        reason = has_run if isinstance(error, FileExistsError) else error.strerror
+        raise Refused(f"out = {out!r}: {reason}") from None
 
 
-CPU_SPEED = 6e10  # operations per second, measured on two busy cores
+def lock_folder(out):
+    """Refused if another process trains in this folder. Returns the lock, which ends with the file,
+    and so with the process, however that ends."""
+    lock = open(Path(out, "config.json"))
+    if fcntl is not None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"{out}: another process is training this run") from None
+    return lock
 
 
-def announce(model, training, run, steps_done):
-    """Print what is about to happen. All settings are in config.json."""
-    counts, config = model.parameter_counts(), model.config
-    size = f"n_layer {config.n_layer}, d_model {config.d_model}"
-    compiled = "compiled: the first step takes about a minute" if run.compile else "not compiled"
-    windows = f"{training.batch_size} windows of {config.block_size} tokens"
-    print(run.out)
-    print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
-    print(f"  {training.steps:,} steps of {windows}")
-    if steps_done > 0:
-        print(f"  goes on after step {steps_done:,}")
-    print(f"  {run.device}, {training.dtype}, {compiled}", flush=True)
-    tokens = training.batch_size * config.block_size
-    seconds = 6 * counts["total"] * tokens / CPU_SPEED  # 2 operations forward, 4 backward
-    if run.device == "cpu" and seconds > 2:
-        print(f"  a step may take some {seconds:.0f} seconds here; --preset nano is made for CPUs")
+def read_config(folder):
+    """What config.json says of a run, a dict. Raises Refused if there is none, or it is damaged."""
+    path = Path(folder, "config.json")
+    require(path.is_file(), "run", str(folder), "there is no config.json in this folder")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise Refused(f"{path} is damaged: {error}") from None
+
+
+def task_and_config(about):
+    """The Task and the model's Config, given what config.json says."""
+    try:
+        task = make_task(**about["task"], run_seed=about["training"]["seed"])
+        return task, Config(**about["model"])
+    except Refused as error:  # your own part may not have been imported
+        raise Refused(f"{error}. The run was begun by: {about['command']}") from None
 
 
 def write_log(out, lines, mode):
@@ -549,30 +537,43 @@ def write_log(out, lines, mode):
 
 # A run that is killed at any moment goes on with --resume from its last checkpoint. On a CPU, with
 # the same options, it ends with the same bits, for three reasons. A checkpoint holds all that a
-# step changes: weights, optimizer, and the log so far. It is written to another file first, which
-# then takes the old one's place in one move, so ckpt.pt is whole at any time. And no random state
-# has to be saved, because a batch follows from the seed and the step alone, and so does PyTorch's
-# seed.
+# step changes: weights, optimizer, scaler, and the log so far. It is written to another file first,
+# which then takes the old one's place in one move, so ckpt.pt is whole at any time. And no random
+# state has to be saved, because a batch follows from the seed and the step alone, and so does
+# PyTorch's seed.
 
 
-def save(out, model, optimizer, progress):
+def save_checkpoint(out, model, optimizer, scaler, progress):
     if RANK > 0:
         return
     fresh = Path(out, "ckpt.pt.new")
-    weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(weights | progress, fresh)
-    # Fail now if `restore` could not read what your optimizer keeps, such as NumPy's numbers.
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    torch.save({name: part.state_dict() for name, part in parts.items()} | progress, fresh)
+    # Fail now if `load_checkpoint` could not read what your optimizer keeps, such as NumPy's
+    # numbers.
     torch.load(fresh, map_location="meta", weights_only=True)  # without the tensors' numbers
+    for _ in range(50):
+        with contextlib.suppress(PermissionError):  # on Windows, while a virus scanner reads it
+            return os.replace(fresh, Path(out, "ckpt.pt"))
+        time.sleep(0.1)
     os.replace(fresh, Path(out, "ckpt.pt"))
 
 
-def restore(out, model, optimizer):
-    """Set model and optimizer back to the last checkpoint. Returns how far the run was then, the
-    `progress` of `train`. Raises Refused if the checkpoint is damaged."""
-    if not Path(out, "ckpt.pt").exists():
-        return {"step": 0, "seconds": 0.0, "log": []}
-    saved = read_checkpoint(out, model, optimizer)
-    return {name: saved[name] for name in ("step", "seconds", "log")}
+def load_checkpoint(out, **parts):
+    """Give each part, such as model=model, the state that it had at the last checkpoint.
+
+    Returns how far the run was then, the `progress` of `train`. Raises Refused if the checkpoint is
+    missing, damaged or another model's.
+    """
+    path = Path(out, "ckpt.pt")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        return {name: saved[name] for name in ("step", "seconds", "log")}
+    except Exception as error:  # a damaged file fails in many ways
+        fault = type(error).__name__
+        raise Refused(f"{path} is missing, damaged or another model's ({fault})") from None
 
 
 # ---- 6. Checks before training ---------------------------------------------
@@ -600,10 +601,13 @@ def check_model(model, autocast):
 
     with autocast:
         logits, _ = model(tokens)
+        again, _ = model(tokens)
         other_future, _ = model(changed)
     # `not .. <=` refuses NaN, too. Usually the two have the same bits.
+    if not relative_error(again, logits) <= 1e-6:
+        raise Refused(f"{layers}: a layer is random in eval mode, like dropout left on (or NaN)")
     if not relative_error(other_future[:, :cut], logits[:, :cut]) <= 1e-6:
-        raise Refused(f"{layers}: a layer looks ahead (or gives NaN)")
+        raise Refused(f"{layers}: a layer looks ahead")
     if model.streams:
         state = State()
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
@@ -611,6 +615,15 @@ def check_model(model, autocast):
         if not relative_error(torch.cat(pieces, dim=1), whole) <= 1e-4:
             reason = "a layer must keep what it needs in state[self], or say streams = False"
             raise Refused(f"{layers}: {reason}")
+
+
+def check_task(task, training):
+    """Refuse a task whose first batch a model could not learn from."""
+    inputs, targets = task.batch(training.seed, 0, training.batch_size)
+    largest = max(inputs.max(), targets.max())
+    allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
+    require(largest < task.vocab_size, "token", int(largest), allowed)
+    require((targets >= 0).any(), "targets", 0, f"{task.name} must ask for something")
 
 
 # On one CPU core, compiling a Transformer takes 19 to 38 seconds, and saves 2e-8 to 8e-8 seconds
@@ -635,6 +648,23 @@ def decide_compile(config, training, run):
             reason = str(error).strip().partition("\n")[0]
             print(f"train.py: not compiled, because torch.compile fails: {reason}", file=sys.stderr)
         return False
+
+
+def announce(model, training, run, compiled, steps_done):
+    """Print what is about to happen. All settings are in config.json."""
+    counts, config = model.parameter_counts(), model.config
+    size = f"n_layer {config.n_layer}, d_model {config.d_model}"
+    how = "compiled: the first step takes about a minute" if compiled else "not compiled"
+    place = processor_name(run.device) if run.device == "cuda" else run.device
+    print(run.out)
+    print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
+    windows = f"{training.batch_size} windows of {config.block_size} tokens"
+    print(f"  {training.steps:,} steps of {windows}")
+    if steps_done > 0:
+        print(f"  goes on after step {steps_done:,}")
+    if training.warmup >= training.steps:
+        print(f"  the learning rate never peaks: warm-up takes {training.warmup:,} steps")
+    print(f"  {place}, {training.dtype}, {how}", flush=True)
 
 
 # ---- 7. Presets ------------------------------------------------------------
@@ -733,9 +763,10 @@ def help_texts(owner):
     return found
 
 
-def add_flag(group, name, option, default, text):
+def add_flag(group, owner, name, default=None):
     """Add the flag of one option. If it is not typed, its value is None, not the default, which is
     only shown."""
+    option, text = options(owner)[name], help_texts(owner).get(name, "")
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int | None: int
     if kind is option.empty:  # a task's argument has the type of its default; None takes an int
         kind = int if option.default is None else type(option.default)
@@ -752,66 +783,60 @@ def add_flag(group, name, option, default, text):
     group.add_argument(f"--{name.replace('_', '-')}", **keywords)
 
 
-def read_flags(argv, owners, defaults):
+def read_flags(parser, argv, owners, defaults):
     """{option: value} of the flags that were typed.
 
     owners    {title: the dataclass or task's class whose options may be typed}
     defaults  {option: its value if the flag is not typed}
     """
-    wide_help = functools.partial(
-        argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
-    )
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description=__doc__,
-        formatter_class=wide_help,
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-    )
-    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
     for title, owner in owners.items():
         group = parser.add_argument_group(title)
-        text_of = help_texts(owner)
         for name, option in options(owner).items():
-            if option.default is not option.empty:  # Config's sizes follow from the task
-                add_flag(group, name, option, defaults[name], text_of.get(name, ""))
-    typed, unknown = parser.parse_known_args(argv)
-    if unknown:
-        names = [name.replace("_", "-") for name in vars(typed)]
-        near = difflib.get_close_matches(unknown[0].lstrip("-"), names, n=1)
-        meant = near and unknown[0].startswith("--")
-        hint = f"did you mean --{near[0]}?" if meant else "--help lists what there is"
-        raise Refused(f"{unknown[0]}: no option of {', '.join(owners)}; {hint}")
-    del typed.task
-    return {name: value for name, value in vars(typed).items() if value is not None}
+            follows = option.default is option.empty  # Config's sizes follow from the task
+            if name not in READ_FIRST and not follows:
+                add_flag(group, owner, name, defaults[name])
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    typed = vars(parser.parse_args(argv))
+    return {name: value for name, value in typed.items() if value is not None and name != "task"}
+
+
+# What other flags there are, and their defaults, depends on these and on --task.
+READ_FIRST = {"preset": Training, "device": Run, "resume": Run}
 
 
 def settings_of(argv):
     """(task, config, training, run) from the command line: the Task, the model's Config, a Training
     and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
-    # What other flags there are, and their defaults, depends on these four.
-    early_parser = argparse.ArgumentParser(
-        prog="train.py", usage=argparse.SUPPRESS, allow_abbrev=False, add_help=False
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description=__doc__,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
+        ),
+        usage=argparse.SUPPRESS,  # so that an error is one line
+        allow_abbrev=False,
+        add_help=False,  # until all flags are there
     )
-    for flag in ("--task", "--preset", "--device", "--resume"):
-        early_parser.add_argument(flag)
-    chosen, _ = early_parser.parse_known_args(argv)
+    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
+    for name, owner in READ_FIRST.items():
+        add_flag(parser, owner, name)
+    chosen, _ = parser.parse_known_args(argv)
     if chosen.resume is not None:
-        require(chosen.task is None, "task", chosen.task, "a resumed run keeps its own")
-        return settings_of_run(chosen.resume, argv)
+        return settings_of_run(parser, chosen, argv)
     device = chosen.device or devices()[0]
     preset = chosen.preset or ("small" if device == "cuda" else "nano")
     require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
     task_name = ALIASES.get(chosen.task, chosen.task)
     owners = {"model": Config, "training": Training, "run": Run}
     if task_name in TASKS:
+        check_arguments(task_name, owners)
         owners = {task_name: TASKS[task_name], **owners}
 
     # Precedence: flag, then preset, then default.
     values = default_values(owners, device)
     values |= {"device": device, "preset": preset}
     values |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
-    typed = read_flags(argv, owners, values)
+    typed = read_flags(parser, argv, owners, values)
     values |= typed
     # Only now, so that --help answers without a task, too.
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
@@ -826,9 +851,16 @@ def settings_of(argv):
     if values["steps"] is None:  # Capo's follow from how often each person is met
         values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
     config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
-    if run.out is None:
-        run.out = str(Path("out", run_name(task, config, training, typed)))
+    run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
+
+
+def check_arguments(task_name, owners):
+    """Refuse a task of your own whose argument has the name of another option."""
+    for name in options(TASKS[task_name]):
+        for title, owner in owners.items():
+            is_free = name not in options(owner) or name == "block_size"
+            require(is_free, f"an argument of {task_name}", name, f"{title} has this name already")
 
 
 def default_values(owners, device):
@@ -837,7 +869,7 @@ def default_values(owners, device):
     for owner in reversed(owners.values()):  # the task last: block_size is its own
         values |= {name: option.default for name, option in options(owner).items()}
     if device == "cuda":
-        values |= {"workers": 4, "dtype": "bfloat16" if gpu_has_bfloat16() else "float32"}
+        values |= {"workers": 4, "dtype": "bfloat16" if gpu_has_bfloat16() else "float16"}
     return values
 
 
@@ -846,18 +878,26 @@ def values_for(owner, values):
     return {name: values[name] for name in options(owner)}
 
 
-def settings_of_run(folder, argv):
+def settings_of_run(parser, chosen, argv):
     """What `settings_of` returns, for --resume. The settings come from the folder's config.json,
-    but flags of Run take precedence."""
+    but flags of Run take precedence, and so does the place of a text that has moved."""
+    for name in ("task", "preset"):
+        value = getattr(chosen, name)
+        require(value is None, name, value, "a resumed run keeps its own")
+    folder = chosen.resume
     about = read_config(folder)
-    typed = read_flags(argv, {"a resumed run": Run}, vars(Run()) | about["execution"])
+    if "text" in about["task"]:
+        parser.add_argument("--text", metavar="STR", help="where the text is now")
+    typed = read_flags(parser, argv, {"a resumed run": Run}, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
+    if "text" in typed:
+        about["task"]["text"] = typed.pop("text")
     task, config = task_and_config(about)
     now = json.loads(json.dumps(task.settings))  # as in the file, with lists in place of tuples
-    for name, value in about["task"].items():  # the text may have changed since
+    for name, value in about["task"].items():  # the text's sha256, for example
         require(now[name] == value, name, now[name], f"the run began with {value!r}")
     training = Training(preset=about["preset"], **about["training"])
-    return task, config, training, Run(**about["execution"] | typed, out=folder)
+    return task, config, training, Run(**about["execution"] | typed | {"out": folder})
 
 
 def run_name(task, config, training, typed):
@@ -885,8 +925,8 @@ def run_name(task, config, training, typed):
 
 def end(message, status=2):
     """End the program with one line. Status 2 means bad input."""
-    if RANK == 0:
-        print(f"train.py: {message}", file=sys.stderr)
+    process = f", process {RANK}" if WORLD > 1 else ""
+    print(f"train.py{process}: {message}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -900,28 +940,69 @@ def keep_memory():
             libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # either one alone makes steps slower
 
 
+def join_processes(training, run):
+    """Under torchrun, meet the other processes. Each takes its share of a batch."""
+    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
+    allowed = f"must be a multiple of {parts}"
+    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
+    if WORLD > 1:
+        if run.device == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its number here
+        torch.distributed.init_process_group()
+
+
+def make_model(config, training, run):
+    """The model with its initial weights, on its device, after `check_model`."""
+    torch.manual_seed(training.seed)
+    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
+    model = CanonGPT(config).to(run.device)
+    torch.set_float32_matmul_precision("highest")  # the check looks for small differences
+    check_model(model, mixed_precision(training, run))
+    torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
+    return model
+
+
+def make_optimizer(model, training):
+    optimizer = OPTIMIZERS[training.optimizer](model, training)
+    for group in optimizer.param_groups:
+        group["peak"] = float(group["lr"])
+    return optimizer
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
+    join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
     begun_as = ["python", sys.argv[0]]
     if WORLD > 1:
         begun_as = ["torchrun", f"--nproc_per_node={WORLD}", sys.argv[0]]
+    command = join_words(begun_as + argv)
     keep_memory()
     try:
         task, config, training, run = settings_of(argv)
-        if WORLD > 1:
-            if run.device == "cuda":
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # its number on this machine
-            torch.distributed.init_process_group()
-        command = shlex.join(begun_as + argv)
-        model, optimizer, progress = set_up(task, config, training, run, command)
+        join_processes(training, run)
+        check_task(task, training)
+        model = make_model(config, training, run)
+        optimizer = make_optimizer(model, training)
+        scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+        compiled = decide_compile(config, training, run)
+        if RANK == 0:
+            if run.resume is None:
+                about = about_run(task, config, training, run, model, compiled, command)
+                make_folder(run.out, about)
+            lock = lock_folder(run.out)  # until the program ends
+        progress = {"step": 0, "seconds": 0.0, "log": []}
+        if Path(run.out, "ckpt.pt").exists():
+            progress = load_checkpoint(run.out, model=model, optimizer=optimizer, scaler=scaler)
+        if RANK == 0:
+            announce(model, training, run, compiled, progress["step"])
     except Refused as error:
         end(error)
     except KeyboardInterrupt:
         end("stopped before the first step", status=130)
     try:
-        train(task, training, run, model, optimizer, progress)
+        train(task, training, run, model, optimizer, scaler, compiled, progress)
     except KeyboardInterrupt:
-        command = shlex.join([*begun_as, "--resume", run.out])
+        command = join_words([*begun_as, "--resume", run.out])
         end(f"stopped; {command} goes on from step {progress['step']}", status=130)
     finally:
         if torch.distributed.is_initialized():
