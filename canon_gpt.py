@@ -17,8 +17,7 @@ and block, 7 model. Part II replaces attention by linear recurrences: 8 the recu
 by matrix products, 10 GLA, Mamba2 and Gated DeltaNet. Part I runs without Part II.
 
 To try your own Canon layer, or another part, write one class and enter it in the table at the end
-of its section; examples/README.md shows how. Comments such as `# exercise 5` mark code that
-assignment/make.py takes out for students. Other readers can ignore them.
+of its section; examples/README.md shows how.
 """
 
 import dataclasses
@@ -207,7 +206,6 @@ def tail_of_stream(layer, x, n, state):
     returns  (B, n, width), zeros at the start of the stream; None, which `causal_conv` takes for
              zeros, if there is no stream
     """
-    # exercise 3
     if state is None:
         return None
     if layer in state:
@@ -217,7 +215,6 @@ def tail_of_stream(layer, x, n, state):
     seen = torch.cat([tail, x], dim=1)
     state[layer] = seen[:, -n:].clone()  # a view would hold all of x in memory
     return tail
-    # end of exercise
 
 
 class NoCanon(nn.Module):
@@ -333,13 +330,11 @@ def rotate(x, cos, sin):
     cos, sin  (T, R), of the angle of each pair at each position
     returns   (B, T, H, K)
     """
-    # exercise 4
     R = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]  # (T, 1, R): the same for all heads
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1)
     return turned.to(x.dtype)  # under autocast x is bfloat16, and cos and sin are float32
-    # end of exercise
 
 
 class ALiBi(Positions):
@@ -430,7 +425,6 @@ class Attention(Mixer):
 
         state[self] is all keys, turned, and all values: (B, T_all, H, K) each.
         """
-        # exercise 5
         B, T, D = x.shape
         H = self.n_head
         qkv = self.canon_b(self.qkv(x), state)  # (B, T, 3D)
@@ -456,7 +450,6 @@ class Attention(Mixer):
             q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
         )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
-        # end of exercise
 
     def mask(self, T, T_all, like):
         """The causal mask, (T, T_all) or (H, T, T_all), in the dtype and on the device of `like`.
@@ -465,7 +458,6 @@ class Attention(Mixer):
         Returns None if there is no bias and no tokens came before: then PyTorch's own causal mask
         does the same, faster.
         """
-        # exercise 5
         bias = self.positions.bias(T, T_all, like.device)  # (H, T, T_all) or None
         if bias is None and T == T_all:
             return None
@@ -473,7 +465,6 @@ class Attention(Mixer):
             bias = torch.zeros(T, T_all, device=like.device)
         later = distances(T, T_all, like.device) < 0
         return bias.masked_fill(later, -math.inf).to(like.dtype)
-        # end of exercise
 
 
 MIXERS = {"attention": Attention}  # Part II adds three
@@ -519,16 +510,15 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, D, bias=False)
 
     def forward(self, x, state=None):
+        """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
         if state is None and self.one_kernel_does_the_rest(h):
             return self.down(causal_conv_gated(h, self.canon_d.weight, self.canon_d.residual))
-        # exercise 6
         h = self.canon_d(h, state)
         if not self.gated:
             return self.down(self.act(h))
         gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
         return self.down(self.act(gate) * up)
-        # end of exercise
 
     def one_kernel_does_the_rest(self, h):
         """Whether Canon-D and the gate are one Triton kernel. (Hooks of Canon-D do not see it.)"""
@@ -595,12 +585,11 @@ class Block(nn.Module):
             self.mlp = MLP(config, BLOCK_BUDGET - self.mixer.budget)  # with Canon-D inside
 
     def forward(self, x, state=None):
-        # exercise 6
+        """(B, T, D) -> same."""
         x = x + self.mixer(self.canon_a(self.norm1(x), state), state)
         if self.mlp is not None:
             x = x + self.mlp(self.canon_c(self.norm2(x), state), state)
         return x
-        # end of exercise
 
 
 # ---- 7. The model ----------------------------------------------------------
@@ -795,7 +784,6 @@ def linear_recurrence(q, k, v, log_decay, beta=None, S=None):
     out_dtype = v.dtype
     q, k, v, log_decay = map(at_least_float32, (q, k, v, log_decay))
     decay = log_decay.exp().reshape(B, T, H, -1, 1)  # (B, T, H, K or 1, 1)
-    # exercise 8
     S = v.new_zeros(B, H, k.shape[3], V) if S is None else at_least_float32(S)
     o = []
     for t in range(T):
@@ -807,7 +795,6 @@ def linear_recurrence(q, k, v, log_decay, beta=None, S=None):
             write = beta[:, t, :, None] * (write - held)  # b_t times what S does not hold yet
         S = S + key * write[:, :, None]  # S + k_t write^T
         o.append((query * S).sum(-2))  # S^T q_t
-    # end of exercise
     return torch.stack(o, dim=1).to(out_dtype), S
 
 
@@ -891,7 +878,6 @@ def decayed_products(q, k, g):
 
     q, k (.., C, K); g (.., C, K), and then C is a power of two, or (.., C, 1).
     """
-    # exercise 9
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels can be taken out of the sum
         return float32_product(q, k.mT) * decay_between(g[..., 0]).exp()
@@ -920,7 +906,6 @@ def decayed_products(q, k, g):
         A = torch.cat([upper, lower], -2)
         size *= 2
     return A.squeeze(-3)  # one block of C steps is left
-    # end of exercise
 
 
 def into_chunks(x, N, C):
@@ -936,6 +921,31 @@ def from_chunks(o, T, dtype):
     """(N, B, H, C, V) -> (B, T, H, V)."""
     o = o.transpose(0, 1).transpose(2, 3)  # (B, N, C, H, V)
     return o.flatten(1, 2)[:, :T].to(dtype)  # without the padding
+
+
+def wy_form(k, v, g, fade_in, b):
+    """U0 = R V (.., C, V) and W = R K_in (.., C, K) of point 2, for all chunks at once.
+
+    k (.., C, K); v (.., C, V); g and fade_in (.., C, K or 1); b (.., C, 1).
+    """
+    L = decayed_products(k, k, g).tril(-1)  # only s < t
+    I = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    # (I + b L)^-1 b; here b is a column, so b * L is the matrix product b L.
+    R = torch.linalg.solve_triangular(I + b * L, b * I, upper=False)
+    return R @ v, R @ (k * fade_in)
+
+
+def run_chunk(Q_in, K_out, whole_decay, A, U, S):
+    """Points 3 and 4: the outputs of a chunk (B, H, C, V), and the matrix S after it.
+
+    Q_in, K_out  (B, H or 1, C, K)
+    whole_decay  (B, H, K or 1, 1): d_1 .. d_C
+    A            (B, H, C, C)
+    U            (B, H, C, V)
+    S            (B, H, K, V), before the chunk
+    """
+    o = Q_in @ S + A @ U
+    return o, whole_decay * S + K_out.mT @ U
 
 
 def chunked_with_shared_keys(q, k, v, log_decay, S, return_S):
@@ -1009,14 +1019,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     # Point 2, as far as it goes without S. Without the bracket, u_t is v_t.
     U0, W = v, None
     if beta is not None:
-        # exercise 10: U0 (N, B, H, C, V) and W (N, B, H, C, K)
-        b = into_chunks(beta[..., None], N, C)  # (N, B, H, C, 1): b * L is the matrix product b L
-        L = decayed_products(k, k, g).tril(-1)  # only s < t
-        I = torch.eye(C, dtype=L.dtype, device=L.device)
-        R = torch.linalg.solve_triangular(I + b * L, b * I, upper=False)  # (I + b L)^-1 b
-        U0 = R @ v
-        W = R @ (k * fade_in)  # R K_in
-        # end of exercise
+        U0, W = wy_form(k, v, g, fade_in, b=into_chunks(beta[..., None], N, C))
     if N == 1 and S is None and not return_S:
         return from_chunks(A @ U0, T, out_dtype), None  # S before the chunk is zero, so o = A U
     # The rest of point 2, and points 3 and 4, chunk by chunk.
@@ -1029,13 +1032,10 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     for n in range(N):
         U = U0[n]
         if W is not None:
-            # exercise 10: U (B, H, C, V)
             U = U - float32_product(W[n], S)  # in float32, because an error would stay in S
-            # end of exercise
-        # exercise 9: append the chunk's outputs (B, H, C, V) to o, and set S to what is after it
-        o.append((q[n] * fade_in[n]) @ S + A[n] @ U)
-        S = whole_decay[n] * S + (k[n] * fade_out[n]).mT @ U
-        # end of exercise
+        Q_in, K_out = q[n] * fade_in[n], k[n] * fade_out[n]
+        o_n, S = run_chunk(Q_in, K_out, whole_decay[n], A[n], U, S)
+        o.append(o_n)
     return from_chunks(torch.stack(o), T, out_dtype), S
 
 

@@ -17,8 +17,8 @@ runs on the GPU.)
 Read in this order: 1 the definition; 2 its PyTorch form, for the CPU; 3 its Triton kernels, for the
 GPU; 4 `causal_conv`, which picks one of them; 5 the check, which is `python kernels.py`.
 
-Comments such as `# exercise 1` are for the assignment. You are welcome to copy this file, which
-needs nothing else of the repository (examples/README.md says how).
+You are welcome to copy this file, which needs nothing else of the repository (examples/README.md
+says how).
 
 From canon-gpt; MIT licence, copyright (c) 2026 the canon-gpt authors.
 """
@@ -58,14 +58,12 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
     kernel, T = weight.shape[0], x.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
     h, w = x.to(dtype), weight.to(dtype)
-    # exercise 1: z
     n = kernel - 1  # how many inputs before x it needs
     # F.pad counts from the last dim: nothing on the channels, then n zeros before the first token.
     longer = F.pad(h, (0, 0, n, 0)) if tail is None else torch.cat([tail.to(dtype), h], dim=1)
     z = 0
     for i in range(kernel):
         z = z + w[i] * longer[:, n - i : n - i + T]  # w_i * h_{t-i}, (B, T, D)
-    # end of exercise
     y = h + z if residual else z
     return y.to(x.dtype)
 
@@ -98,12 +96,10 @@ def look_back(x, weight):
     """sum_i weight[i] * x_{t-i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
     if torch.compiler.is_compiling():
         return sum(weight[i] * shift(x, i) for i in range(len(weight)))
-    # exercise 2: in place, without shifted copies
     T = x.shape[1]
     y = x * weight[0]
     for i in range(1, len(weight)):
         y[:, i:].addcmul_(x[:, : T - i], weight[i])  # y_t += weight[i] * x_{t-i}, for t >= i
-    # end of exercise
     return y
 
 
@@ -111,13 +107,25 @@ def look_ahead(x, weight):
     """sum_i weight[i] * x_{t+i}, for x (B, T, D) and weight (kernel, D) with kernel <= T."""
     if torch.compiler.is_compiling():
         return sum(weight[i] * shift(x, -i) for i in range(len(weight)))
-    # exercise 2: in place, without shifted copies
     T = x.shape[1]
     y = x * weight[0]
     for i in range(1, len(weight)):
         y[:, : T - i].addcmul_(x[:, i:], weight[i])  # y_t += weight[i] * x_{t+i}, for t < T - i
-    # end of exercise
     return y
+
+
+def weight_gradient(dy, x, kernel):
+    """(kernel, D): sum_s dy_{s+i} * x_s over all tokens of all sequences, for dy and x (B, T, D)
+    and kernel <= T."""
+    T = x.shape[1]
+    rows = []
+    for i in range(kernel):
+        if torch.compiler.is_compiling():
+            products = shift(dy, -i) * x  # of one shape for all i, so one loop does all
+        else:
+            products = dy[:, i:] * x[:, : T - i]
+        rows.append(products.sum(dim=1).sum(dim=0))  # (B, D), then (D,)
+    return torch.stack(rows)
 
 
 class PyTorchConvolution(torch.autograd.Function):
@@ -137,20 +145,7 @@ class PyTorchConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        # exercise 2: the derivative
-        T = x.shape[1]
-        dx = look_ahead(dy, weight)
-        rows = []
-        for i in range(len(weight)):
-            # sum_s dy_{s+i} * x_s
-            if torch.compiler.is_compiling():
-                products = shift(dy, -i) * x  # of one shape for all i, so one loop does all
-            else:
-                products = dy[:, i:] * x[:, : T - i]
-            rows.append(products.sum(dim=1).sum(dim=0))  # (B, D), then (D,)
-        dw = torch.stack(rows)
-        # end of exercise
-        return dx, dw
+        return look_ahead(dy, weight), weight_gradient(dy, x, len(weight))
 
 
 def with_residual(weight):
@@ -269,21 +264,18 @@ if triton is not None:
         """The rows of COUNT tokens, a tuple of blocks (WARPS, COLS) in float32. `first` (WARPS, 1)
         is each warp's first token. What lies before the start, beyond the end or beyond the last
         column reads as 0."""
-        # exercise 12
         rows = ()
         for r in tl.static_range(COUNT):
             t = first + r
             mask = (t >= 0) & (t < T) & exists
             row = tl.load(ptr + t.to(tl.int64) * stride, mask=mask, other=0.0)
             rows += (row.to(tl.float32),)
-        # end of exercise
         return rows
 
     @triton.jit
     def weighted_sums(w, rows, AHEAD: tl.constexpr):
         """The picture above: one weighted sum for every len(w) consecutive rows, a tuple of blocks.
         w_0 multiplies the last of these rows or, with AHEAD, the first."""
-        # exercise 12
         sums = ()
         for r in tl.static_range(len(rows) - len(w) + 1):
             total = tl.zeros_like(w[0])
@@ -291,7 +283,6 @@ if triton is not None:
                 row = rows[r + i] if AHEAD else rows[r + len(w) - 1 - i]
                 total += w[i] * row
             sums += (total,)
-        # end of exercise
         return sums
 
     @triton.jit
@@ -320,25 +311,21 @@ if triton is not None:
         x_ptr += sequence * T * D + column  # from here on, an address per column
         y_ptr += sequence * T * D + column
         w = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
-        # exercise 12
         before: tl.constexpr = KERNEL - 1  # how many rows before the warp's own
         x = load_rows(x_ptr, D, exists, t - before, T, COUNT=before + ROWS)
         y = weighted_sums(w, x, AHEAD=False)
         store_rows(y_ptr, D, exists, t, T, y)
-        # end of exercise
 
     @triton.jit
     def add_products(dw, dy, x):
         """dw_i + sum_t dy_{t+i} * x_t over the tokens t of x. dy has len(dw) - 1 further tokens at
         its end."""
-        # exercise 13
         new_dw = ()  # a tuple cannot be changed, so each step makes a new one
         for i in tl.static_range(len(dw)):
             dw_i = dw[i]
             for r in tl.static_range(len(x)):
                 dw_i += dy[r + i] * x[r]
             new_dw += (dw_i,)
-        # end of exercise
         return new_dw
 
     @triton.jit
@@ -369,7 +356,6 @@ if triton is not None:
         dx_ptr += sequence * T * D + column
         dw_ptr += segment.to(tl.int64) * KERNEL * D + column
         w = load_weight(w_ptr + column, D, exists, WARPS, KERNEL, RESIDUAL)
-        # exercise 13
         after: tl.constexpr = KERNEL - 1  # how many rows after the warp's own
         dw = (tl.zeros_like(w[0]),) * KERNEL
         for _ in range(STEPS):
@@ -380,7 +366,6 @@ if triton is not None:
             store_rows(dx_ptr, D, exists, t, T, dx)
             t += ROWS
         store_dw(dw_ptr, D, exists, dw)
-        # end of exercise
 
     # Canon-D with the gate. A gated MLP takes silu(gate) * up, where gate and up are the two halves
     # of what Canon-D returns. The kernels below do both at once. Forward keeps gate and up in

@@ -14,8 +14,7 @@ smallest Mano has few expressions.
 Read 1, what a task is, and 2, Copy, the smallest. Then read any of 3 Depo (reasoning depth),
 4 Brevo (breadth), 5 Mano (arithmetic), 6 Lano (grammar), 7 Capo (facts), and 8, real text. 9 is the
 table of tasks, which is also the place for your own; 10 prints an instance of one. The defaults of
-a task's arguments are its sizes in train.py's preset nano. Comments such as `# exercise 7` are for
-the assignment. Other readers can ignore them.
+a task's arguments are its sizes in train.py's preset nano.
 """
 
 import argparse
@@ -440,29 +439,32 @@ class Depo(NamesTask):
             yield document
 
     def instances(self, rng, sizes, hops):
-        """For each size n, yields a cycle 0 -> 1 -> .. -> n-1 -> 0 as a document, and its answers
-        [(k, start, end), ..]: the tokens start .. end - 1 answer a question of k hops.
-
-        hops  the k of each question, for all instances in a row
-        """
+        """Yields an `instance` for each size n. `hops` has the k of each question, for all
+        instances in a row."""
         next_hops = iter(hops)
         drawn = zip(self.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes))
-        for names, sources, asked in drawn:
-            # names    the words of nodes 0..n-1, each a tuple of tokens
-            # sources  0..n-1 in random order, the order in which edges x -> x + 1 are written
-            # asked    0..n-1 in another order, that in which nodes are asked about
-            n = len(names)
-            document, answers = Document([self.bos]), []
-            # exercise 7: document and answers; next(next_hops) is the next question's k
-            for x in sources:
-                document.give(names[x] + names[(x + 1) % n] + self.separator)
-            for q in asked[: self.most_questions]:
-                k = next(next_hops)
-                document.give((self.ans + k, *names[q]))
-                start, end = document.ask((self.ans, *names[(q + k) % n]))
-                answers.append((k, start + 1, end))  # <ans> is not part of the answer
-            # end of exercise
-            yield document, answers
+        for names, sources, nodes in drawn:
+            asked = nodes[: self.most_questions]
+            yield self.instance(names, sources, asked, [next(next_hops) for _ in asked])
+
+    def instance(self, names, sources, asked, hops):
+        """A cycle 0 -> 1 -> .. -> n-1 -> 0 as a document, and its answers [(k, start, end), ..]:
+        the tokens start .. end - 1 answer a question of k hops.
+
+        names    the words of nodes 0..n-1, each a tuple of tokens
+        sources  0..n-1 in random order, the order in which edges x -> x + 1 are written
+        asked    the nodes that are asked about, in another random order
+        hops     the k of each of these questions
+        """
+        n = len(names)
+        document, answers = Document([self.bos]), []
+        for x in sources:
+            document.give(names[x] + names[(x + 1) % n] + self.separator)
+        for q, k in zip(asked, hops):
+            document.give((self.ans + k, *names[q]))
+            start, end = document.ask((self.ans, *names[(q + k) % n]))
+            answers.append((k, start + 1, end))  # <ans> is not part of the answer
+        return document, answers
 
     def evaluate(self, model, seed, n):
         """n instances of size N: for each scored k, the share of answers with all tokens right."""
@@ -969,7 +971,6 @@ class Grammar:
         """
         B, T = tokens.shape
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
-        # exercise 11: inside[X] = I_X, (B, T + 1, T + 1); then starts[X] and end, (B, 1, T + 1)
         inside = {}
         for token in (1, 2, 3):
             scaled = scale * (tokens == token).to(dtype)
@@ -997,7 +998,6 @@ class Grammar:
                     here = here @ inside[part]  # where this part ends, and the next one begins
                 if symbol == self.root:
                     end = end + here
-        # end of exercise
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT  # from (B, 4, T + 1)
 
 

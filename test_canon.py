@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -54,13 +53,6 @@ from kernels import causal_conv, causal_conv_reference, relative_error, value_an
 from tasks import Document, make_task
 
 parametrize = pytest.mark.parametrize
-warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)  # exercise1 to exercise13
-
-
-def exercise(number, points):
-    """Above a test: it belongs to this exercise of the assignment, and is worth so many points.
-    `pytest -m exercise4` runs the tests of exercise 4."""
-    return getattr(pytest.mark, f"exercise{number}")(points=points)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +108,6 @@ def conv_exact(x, weight, dy, residual=True, definition=causal_conv_reference):
     return value_and_gradients(definition, x.double(), weight.double(), dy.double(), residual)
 
 
-@exercise(1, 2)
 def test_convolution_by_hand():
     x = torch.tensor([[[1.0], [10.0], [100.0]]])
     weight = torch.tensor([[2.0], [3.0]])  # z_t = 2 h_t + 3 h_{t-1}
@@ -146,10 +137,7 @@ def assert_rounded(what, got, exact, dtype):
 
 
 @parametrize("dtype", kernels.LIMITS, ids=str)
-@parametrize("name", [
-    pytest.param(PYTORCH, marks=exercise(2, 2)),
-    pytest.param(TRITON, marks=[needs_triton, exercise(12, 4)]),
-])  # fmt: skip
+@parametrize("name", FORMS[1:])
 def test_convolution_equals_the_definition_in_float64(name, dtype):
     for (x, weight, dy), residual, what in cases(name, dtype):
         y = getattr(kernels, name)(x, weight, residual)
@@ -159,11 +147,7 @@ def test_convolution_equals_the_definition_in_float64(name, dtype):
 
 
 @parametrize("dtype", kernels.LIMITS, ids=str)
-@parametrize("name", [
-    pytest.param(PYTORCH, marks=exercise(2, 3)),
-    pytest.param(TRITON, marks=[needs_triton, exercise(13, 3)]),
-    pytest.param(GATED, marks=needs_triton),
-])  # fmt: skip
+@parametrize("name", [*FORMS[1:], pytest.param(GATED, marks=needs_triton)])
 def test_gradients_equal_those_of_the_definition_in_float64(name, dtype):
     """With the gate, also the values."""
     definition = kernels.gated_reference if name == GATED else causal_conv_reference
@@ -207,10 +191,7 @@ def test_convolution_is_in_float32_under_autocast_and_for_half(name):
     assert torch.equal(conv(low, weight), conv(low.float(), weight).half())
 
 
-@parametrize("name", [
-    pytest.param("causal_conv_reference", marks=exercise(1, 2)),
-    pytest.param("causal_conv", marks=exercise(2, 1)),
-])  # fmt: skip
+@parametrize("name", ("causal_conv_reference", "causal_conv"))
 def test_convolution_goes_on_after_a_tail(name):
     """With one token, which is fewer than the kernel's, and with nine. So do its gradients."""
     for kernel, residual, end in product((2, 3, 4, 7), (True, False), (9, 17)):
@@ -358,23 +339,23 @@ def streamed(module, x, lengths):
 
 STREAMED = [dict(canon="abcd", canon_kernel=8, canon_silu=True), dict(canon="ab", mlp="none")]
 STREAMED += [dict(pos=pos, canon="abcd", mlp="relu2") for pos in canon_gpt.POSITIONS]
-STREAMED = [pytest.param(options, marks=exercise(6, 1)) for options in STREAMED]
+STREAMED = [("attention", options) for options in STREAMED]
 for mixer in ("gla", "mamba2", "gdn", "gdn,attention"):
-    STREAMED += [dict(mixer=mixer), dict(mixer=mixer, canon="acd"), dict(mixer=mixer, canon="abcd")]
+    STREAMED += [(mixer, dict(canon=points)) for points in ("", "acd", "abcd")]
 
 
 @torch.no_grad()
-@parametrize("options", STREAMED, ids=str)
-def test_models_give_the_same_in_pieces(options):
+@parametrize("mixer, options", STREAMED, ids=str)
+def test_models_give_the_same_in_pieces(mixer, options):
     """In pieces of one token, they have not seen any later one."""
-    model, tokens = small_model(block_size=70, **options).double(), some_tokens(2, 70)
+    model = small_model(block_size=70, mixer=mixer, **options).double()
+    tokens = some_tokens(2, 70)
     logits, _ = model(tokens)
     for lengths in (1, (5, 1, 40, 24)):
         what = f"logits in pieces of {lengths}"
         assert_same(what, streamed(model, tokens, lengths), logits, atol=1e-10, rtol=0)
 
 
-@exercise(3, 3)
 @parametrize("kernel", (2, 4, 8))
 @parametrize("residual", (True, False))
 @parametrize("silu", (True, False))
@@ -388,7 +369,6 @@ def test_a_canon_layer_streams(kernel, residual, silu):
     assert_same("in pieces", streamed(layer, x, (1, 1, 5, 2, 3)), want)
 
 
-@exercise(4, 3)
 @parametrize("dims", (8, 2))
 def test_rotary_multiplies_complex_numbers(dims):
     """Dims j and j + half are one, which turns at its own speed. Dims beyond 2 half pass."""
@@ -438,7 +418,6 @@ def attention_by_hand(layer, x, pos):
     return scores.masked_fill(hidden, -math.inf).softmax(-1), v
 
 
-@exercise(5, 6)
 @parametrize("pos", canon_gpt.POSITIONS)
 def test_attention_is_a_mean_of_values(pos):
     """Also in pieces, and with Canon-B before the positions."""
@@ -454,7 +433,6 @@ MLP_CASES = [("", "silu"), ("abcd", "relu2"), ("d", "swiglu-relu2")]
 MLP_CASES += [(points, "swiglu") for points in ("a", "b", "c", "abcd")]
 
 
-@exercise(6, 4)
 @parametrize("points, mlp", MLP_CASES)
 def test_canon_points_are_where_the_paper_puts_them(points, mlp):
     """A model of one block recomputed from its parts, but for attention (Canon-B is in there)."""
@@ -694,13 +672,6 @@ LINEAR = ("gla", "mamba2", "gdn")
 KINDS = (*LINEAR, "gdn per channel")  # the last is no mixer's, but allowed
 
 
-def kinds(points_9, points_10):
-    """The kinds of recurrences: those with the bracket are exercise 10, the others 9."""
-    brackets = exercise(10, points_10)
-    parameters = [pytest.param(kind, marks=exercise(9, points_9)) for kind in KINDS[:2]]
-    return parameters + [pytest.param(kind, marks=brackets) for kind in KINDS[2:]]
-
-
 def recurrence_inputs(kind, sizes, strongest=1.0):
     """[q, k, v, log_decay, beta] in float64, log decays down to -strongest per step, half of them
     near 0."""
@@ -731,7 +702,6 @@ def with_gradients(form, inputs, *weights):
     return {"o": o, "the last state": state} | dict(zip(given, gradients))
 
 
-@exercise(8, 4)
 @parametrize("kind", KINDS)
 def test_recurrence_is_the_formula(kind):
     """S_t = (I - b k k^T) D S_{t-1} + w k v^T and o_t = S_t^T q_t, with matrices."""
@@ -750,7 +720,7 @@ def test_recurrence_is_the_formula(kind):
     assert_same("the last state", final, S)
 
 
-@parametrize("kind", kinds(4, 3))
+@parametrize("kind", KINDS)
 @parametrize("case", range(8))
 def test_chunks_equal_the_loop(kind, case):
     """Values and gradients, for random sizes."""
@@ -778,7 +748,7 @@ def test_linear_mixers_are_exported_for_one_length():
         torch.export.export(model, (tokens,), dynamic_shapes=(any_length,), strict=False)
 
 
-@parametrize("kind", kinds(3, 2))
+@parametrize("kind", KINDS)
 @parametrize("strongest", (1e-6, 1, 30, 1000, 1e20, math.inf))
 @parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_chunks_are_right_for_any_decay(kind, strongest, dtype):
@@ -1074,7 +1044,6 @@ def read_depo(task, text):
     return re.findall(edge, edges_text), questions
 
 
-@exercise(7, 3)
 @parametrize("name, options", DEPOS, ids=str)
 def test_depo_by_an_independent_checker(name, options):
     task = make_task(name, **options)
@@ -1095,7 +1064,6 @@ def test_depo_by_an_independent_checker(name, options):
             assert answer == want, f"{k} hops after {q}: got {answer}, expected {want}: {text}"
 
 
-@exercise(7, 1)
 def test_depo_order_and_sizes_are_random():
     """The orders are those on cycles of three, as steps from the first edge's source."""
     N = 9
@@ -1168,7 +1136,6 @@ def scores_if(task, is_right):
     return task.evaluate(None, 0, 50)
 
 
-@exercise(7, 1)
 @parametrize("name, hops", [("depo1", [1, 2]), ("depo0", [1, 2, 3, 4, 6])])
 def test_depo_scores(name, hops):
     """At the largest size, for each k."""
@@ -1390,7 +1357,6 @@ def exact_table(language, text):
     return rows
 
 
-@exercise(11, 3)
 @parametrize("cfg, root", [("cfg3f", 10), ("cfg3f", 11), ("cfg3k", 12)])
 def test_lano_chart_equals_enumeration(cfg, root):
     task = make_task("lano", cfg=cfg, root=root)
@@ -1419,7 +1385,6 @@ def test_grammars_are_the_papers():
     assert found == {"cfg3f": 1800741889, "cfg3k": 3923363776}
 
 
-@exercise(11, 2)
 @parametrize("cfg, most", [("cfg3f", 350), ("cfg3k", 800)])
 def test_lano_long_sentences_keep_their_probability(cfg, most):
     grammar = tasks.Grammar(tasks.GRAMMARS[cfg])
