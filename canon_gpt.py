@@ -1,23 +1,21 @@
 """A Transformer with Canon layers (Zeyuan Allen-Zhu, https://arxiv.org/abs/2512.17351).
 
-A Canon layer adds to each hidden state a weighted sum of itself and the three before it, with one
-weight per channel and distance:
-
-    h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}                 (paper Eq. 4.1)
-
-It can sit at four points of a block, A to D; `canon="abcd"` means all four. In a model of width D
-with attention and a gated MLP, Canon-A and Canon-C are D wide, Canon-B is 3D wide (q, k and v), and
-Canon-D is about 16D/3 wide (gate and up):
+Canon layers sit at up to four points of a block, A to D; `canon="abcd"` means all four. In a model
+of width D with attention and a gated MLP, Canon-A and Canon-C are D wide, Canon-B is 3D wide (q, k
+and v), and Canon-D is about 16D/3 wide (gate and up):
 
     x -> norm -> [A] -> q,k,v -> [B] -> rotary -> attend -> out   (+x)       canon_a, canon_b
     x -> norm -> [C] -> gate,up -> [D] -> act(gate)*up -> down    (+x)       canon_c, canon_d
 
-Part I is the whole Transformer: 1 configuration, 2 Canon, 3 positions, 4 attention, 5 MLP, 6 norm
-and block, 7 model. Part II replaces attention by linear recurrences: 8 the recurrence, 9 the same
-by matrix products, 10 GLA, Mamba2 and Gated DeltaNet. Part I runs without Part II.
+Part I is the whole Transformer: 1 the Canon layer, 2 positions, 3 attention, 4 MLP, 5 norm and
+block, 6 configuration, 7 model. Part II replaces attention by linear recurrences: 8 the recurrence,
+9 the same by matrix products, 10 GLA, Mamba2 and Gated DeltaNet. Part I runs without Part II.
 
 To try your own Canon layer, or another part, write one class and enter it in the table at the end
 of its section; examples/README.md shows how.
+
+Shapes in comments: B sequences, T tokens of each, D the model's width, H heads, K the width of a
+head's queries and keys, V that of its values.
 """
 
 import dataclasses
@@ -29,94 +27,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import causal_conv, causal_conv_gated, fits_triton, is_exporting
+from kernels import can_fuse_gate, causal_conv, causal_conv_gated_triton, is_exporting
 
-# ---- 1. Configuration ------------------------------------------------------
-#
-# Shapes in comments: B sequences, T tokens of each, D the model's width, H heads, K the width of a
-# head's queries and keys, V that of its values.
-
-
-class Refused(ValueError):
-    """A value that is not allowed. The text is one line for the user."""
-
-
-def require(ok, name, value, allowed):
-    """Raise Refused unless the value is ok; `allowed` says what would be."""
-    if not ok:
-        raise Refused(f"{name} = {value!r}: {allowed}")
-
-
-@dataclasses.dataclass
-class Config:
-    """Everything that defines a model. Raises Refused for a value that is not allowed.
-
-    The default size is GPT-2's; a run takes its size from its preset (train.py, PRESETS).
-    """
-
-    vocab_size: int  # how many different tokens there are
-    block_size: int  # context: the longest sequence, in tokens
-    n_layer: int = 12  # blocks
-    n_head: int = 12  # attention heads (linear mixers have their own number)
-    d_model: int = 768  # the width D
-    mixer: str = "attention"  # attention, gla, mamba2, gdn, or a pattern: gdn,attention
-    mlp: str = "swiglu"  # swiglu, swiglu-relu2, silu, relu2, none
-    pos: str = "rope"  # attention's positions: rope, rope4, nope, alibi, halibi
-    canon: str = ""  # the points that have a Canon layer, such as abcd; by default none
-    canon_type: str = "conv"  # which Canon layer: conv, or your own entry of CANONS
-    canon_kernel: int = 4  # how many tokens a Canon layer mixes, 2 to 8
-    canon_residual: bool = True  # add a Canon layer's input to its output
-    canon_silu: bool = False  # apply SiLU to a Canon layer's convolution
-    canon_frozen: bool = False  # never train Canon's random initial weights
-    short_conv: bool | None = None  # linear mixers' own convolution (None: as each has it)
-    tie_embeddings: bool = False  # one matrix for embedding and output head
-
-    # At a first reading, skip to section 2: the rest of this class checks the values.
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int:
-                whole = hasattr(value, "__index__") and value >= 1
-                require(whole, field.name, value, "allowed: whole numbers from 1")
-                setattr(self, field.name, operator.index(value))  # NumPy's become Python's
-            elif field.type is str:
-                require(isinstance(value, str), field.name, value, "must be a string")
-            elif field.type in (bool, bool | None):
-                require(isinstance(value, field.type), field.name, value, "allowed: True, False")
-        for name, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
-            value = getattr(self, name)
-            require(value in table, name, value, f"allowed: {', '.join(table)}")
-        self.check_canon()
-        self.check_mixer()
-
-    def check_canon(self):
-        self.canon = "".join(sorted(self.canon.lower()))  # "DA" becomes "ad"
-        each_once = re.fullmatch("a?b?c?d?", self.canon)
-        require(each_once, "canon", self.canon, "allowed: the letters a, b, c, d, each once")
-        missing = self.mlp == "none" and re.search("[cd]", self.canon)
-        require(not missing, "canon", self.canon, "c and d are at the MLP, and mlp is none")
-        kernel = self.canon_kernel
-        require(2 <= kernel <= 8, "canon_kernel", kernel, "allowed: 2 to 8")
-
-    def check_mixer(self):
-        for name in self.mixer_names:
-            allowed = f"allowed: {', '.join(MIXERS)}, or several joined by commas"
-            require(name in MIXERS, "mixer", self.mixer, allowed)
-        fits = len(self.mixer_names) <= self.n_layer
-        require(fits, "mixer", self.mixer, f"a pattern longer than n_layer = {self.n_layer}")
-
-    @property
-    def mixer_names(self):
-        return self.mixer.split(",")
-
-    def check_width(self, multiple):
-        """For layers that cut the width into equal parts."""
-        is_multiple = self.d_model % multiple == 0
-        require(is_multiple, "d_model", self.d_model, f"must be a multiple of {multiple} here")
-
-
-# ---- 2. Canon --------------------------------------------------------------
+# ---- 1. The Canon layer ----------------------------------------------------
 #
 # Attention can look anywhere, but it needs a whole layer just to tell each token what comes before
 # it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1
@@ -124,12 +37,73 @@ class Config:
 # "Ada". Such a pair is called an induction head (Olsson et al. 2022,
 # https://arxiv.org/abs/2209.11895). A Canon layer does the first step with four weights per
 # channel.
-#
-# kernels.py defines the sum above as a loop over shifted copies of x: read `causal_conv_reference`
-# there. The layer below calls `causal_conv`, which computes the same faster.
-#
+
+
+class Canon(nn.Module):
+    """Adds to each hidden state a weighted sum of itself and the three before it, with one weight
+    per distance and channel:
+
+        h'_t = h_t + w_0*h_t + w_1*h_{t-1} + w_2*h_{t-2} + w_3*h_{t-3}             (paper Eq. 4.1)
+
+    As a loop over tokens, with h = 0 before the first one:
+
+        y = x.clone()  # (B, T, width)
+        for t in range(x.shape[1]):
+            for i in range(min(4, t + 1)):
+                y[:, t] += weight[i] * x[:, t - i]
+
+    `causal_conv` computes the same fast, and kernels.py shows how. The paper's variants leave out
+    the residual h_t, or apply SiLU to the sum.
+    """
+
+    def __init__(self, width, config):
+        super().__init__()
+        kernel = config.canon_kernel
+        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), whose
+        # variance is 1/12. If tokens are independent, the layer therefore begins by adding
+        # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
+        # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. To keep
+        # this start, they are a bare nn.Parameter, because CanonGPT redraws Linear and Embedding
+        # layers only. (And in train.py only these decay.)
+        bound = kernel**-0.5
+        self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
+        self.residual = config.canon_residual
+        self.silu = config.canon_silu
+
+    def forward(self, x, state=None):
+        """(B, T, width) -> same. If a text comes in pieces, x is the next one (see `State`)."""
+        n_earlier = len(self.weight) - 1  # how many inputs before x it needs
+        tail = exchange_tail(self, x, n_earlier, state)  # None: zeros
+        if not self.silu:
+            return causal_conv(x, self.weight, self.residual, tail)
+        y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
+        return x + y if self.residual else y  # the residual bypasses SiLU
+
+
+class NoCanon(nn.Module):
+    """Takes the place of a Canon layer where there is none. (nn.Identity takes no state.)"""
+
+    def forward(self, x, state=None):
+        return x
+
+
+# Your own Canon layer is a class with the same constructor and forward, and one more entry here.
+# examples/gated.py is one to copy.
+CANONS = {"conv": Canon}
+
+
+def canon_at(point, width, config):
+    """The Canon layer at this point ("a" .. "d"), or NoCanon if there is to be none."""
+    if point not in config.canon:
+        return NoCanon()
+    layer = CANONS[config.canon_type](width, config)
+    if config.canon_frozen:
+        layer.requires_grad_(False)
+    return layer
+
+
 # To write a text token by token, a model reads it in pieces: first the prompt, then each token that
-# it has written. We call this a stream. What layers must remember between pieces is kept in one
+# it has written. We call this a stream. What the layers must remember between pieces is kept in one
 # `State`, which is empty at first. Each layer has its own entry there:
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
@@ -167,39 +141,9 @@ class State:
         return State(self.entries)
 
 
-class Canon(nn.Module):
-    """The Canon layer, or one of the paper's variants: without residual, or with SiLU.
-
-    The weights are drawn as Conv1d draws its own: with kernel 4, from uniform(-1/2, 1/2), which has
-    a variance of 1/12. If tokens are independent, the layer therefore begins by adding sqrt(4/12) =
-    0.58 times the size of its input. Drawn from normal(0, 0.02), like those of Linear layers, the
-    weights would add sqrt(4) * 0.02 = 0.04 times that size: almost nothing of the neighbours.
-
-    To keep this start, the weights are a bare nn.Parameter: CanonGPT redraws Linear and Embedding
-    layers only, and only these decay in train.py.
-    """
-
-    def __init__(self, width, config):
-        super().__init__()
-        kernel = config.canon_kernel
-        bound = kernel**-0.5  # as Conv1d's
-        self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
-        self.residual = config.canon_residual
-        self.silu = config.canon_silu
-
-    def forward(self, x, state=None):
-        """(B, T, width) -> same. In a stream, x is the next piece and `state` a State."""
-        n_earlier = len(self.weight) - 1  # how many inputs before x it needs
-        tail = tail_of_stream(self, x, n_earlier, state)
-        if not self.silu:
-            return causal_conv(x, self.weight, self.residual, tail)
-        y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
-        return x + y if self.residual else y  # the residual bypasses SiLU
-
-
-def tail_of_stream(layer, x, n, state):
-    """Returns the n inputs that came before x. Keeps the last n inputs, x included, in state[layer]
-    for the next piece.
+def exchange_tail(layer, x, n, state):
+    """Returns the n inputs before x, which state[layer] kept, and has it keep the last n inputs, x
+    included, for the next piece.
 
     x        (B, T, width)
     n        at least 1
@@ -217,29 +161,7 @@ def tail_of_stream(layer, x, n, state):
     return tail
 
 
-class NoCanon(nn.Module):
-    """Takes the place of a Canon layer where there is none. (nn.Identity takes no state.)"""
-
-    def forward(self, x, state=None):
-        return x
-
-
-# Your own Canon layer is a class with the same constructor and forward, and one more entry here.
-# examples/gated.py is one to copy.
-CANONS = {"conv": Canon}
-
-
-def canon_at(point, width, config):
-    """The Canon layer at this point ("a" .. "d"), or NoCanon if there is to be none."""
-    if point not in config.canon:
-        return NoCanon()
-    layer = CANONS[config.canon_type](width, config)
-    if config.canon_frozen:
-        layer.requires_grad_(False)
-    return layer
-
-
-# ---- 3. Positions ----------------------------------------------------------
+# ---- 2. Positions ----------------------------------------------------------
 #
 # Without positions, an attention layer sees the earlier tokens as a set, not as a sequence. (Deeper
 # layers can infer some of the order, because each token there has seen a different set.) Rotary
@@ -299,13 +221,15 @@ class Rotary(Positions):
     def _apply(self, fn, recurse=True):
         """What model.to(..), bfloat16() and to_empty(..) call. The tables are made again, because
         bfloat16 is too coarse for them, and an empty one would hold anything."""
-        device = fn(torch.empty(0)).device
+        old_device = "cpu" if self.cos.is_meta else self.cos.device  # fn can't read a meta tensor
         self.cos, self.sin = None, None  # PyTorch leaves out a buffer that is None
         super()._apply(fn, recurse)
-        self.make_tables(device)
+        self.make_tables(fn(torch.empty(0, device=old_device)).device)
         return self
 
     def turn(self, x, start):
+        if self.cos.device != x.device:  # load_state_dict(.., assign=True) moves no buffer
+            self.make_tables(x.device)
         rows = slice(start, start + x.shape[1])
         return rotate(x, self.cos[rows], self.sin[rows])
 
@@ -383,7 +307,7 @@ POSITIONS = {
 }
 
 
-# ---- 4. Attention ----------------------------------------------------------
+# ---- 3. Attention ----------------------------------------------------------
 #
 # A mixer is the part of a block that lets each token see the tokens before it. In Part I this is
 # attention; Part II has others.
@@ -470,7 +394,7 @@ class Attention(Mixer):
 MIXERS = {"attention": Attention}  # Part II adds three
 
 
-# ---- 5. MLP ----------------------------------------------------------------
+# ---- 4. MLP ----------------------------------------------------------------
 
 BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2: attention takes 4, its MLP 8
 
@@ -512,41 +436,23 @@ class MLP(nn.Module):
     def forward(self, x, state=None):
         """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
-        if state is None and self.one_kernel_does_the_rest(h):
-            return self.down(causal_conv_gated(h, self.canon_d.weight, self.canon_d.residual))
+        if state is None and self.has_plain_canon_d() and can_fuse_gate(h, self.canon_d.weight):
+            # On a GPU, Canon-D and the gate are one kernel. (Hooks of Canon-D do not see it.)
+            gated = causal_conv_gated_triton(h, self.canon_d.weight, self.canon_d.residual)
+            return self.down(gated)
         h = self.canon_d(h, state)
         if not self.gated:
             return self.down(self.act(h))
         gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
         return self.down(self.act(gate) * up)
 
-    def one_kernel_does_the_rest(self, h):
-        """Whether Canon-D and the gate are one Triton kernel. (Hooks of Canon-D do not see it.)"""
-        layer = self.canon_d
-        plain = type(layer) is Canon and not layer.silu and self.act is F.silu and self.gated
-        return plain and fits_triton(h, layer.weight)
+    def has_plain_canon_d(self):
+        """Whether Canon-D is the usual layer, and a SiLU gate follows it."""
+        plain = type(self.canon_d) is Canon and not self.canon_d.silu
+        return plain and self.gated and self.act is F.silu
 
 
-# ---- 6. The norm and the block ---------------------------------------------
-
-
-def at_least_float32(x):
-    """x in float32 (float64 stays), because bfloat16 is too coarse for means and long decays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def autocast_device(x):
-    """The kind of device whose autocast applies to x. Tensors on PyTorch's "meta" device, which
-    have shapes but no numbers, have no autocast of their own, so they follow the CPU's."""
-    return "cpu" if x.is_meta else x.device.type
-
-
-def matmul_dtype(x):
-    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
-    device = autocast_device(x)
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
+# ---- 5. The norm and the block ---------------------------------------------
 
 
 class RMSNorm(nn.Module):
@@ -592,6 +498,107 @@ class Block(nn.Module):
         return x
 
 
+def at_least_float32(x):
+    """x in float32 (float64 stays), because bfloat16 is too coarse for means and long decays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def autocast_device(x):
+    """The kind of device whose autocast applies to x. Tensors on PyTorch's "meta" device, which
+    have shapes but no numbers, have no autocast of their own, so they follow the CPU's."""
+    return "cpu" if x.is_meta else x.device.type
+
+
+def matmul_dtype(x):
+    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
+    device = autocast_device(x)
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+# ---- 6. Configuration ------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Config:
+    """Everything that defines a model. Raises Refused for a value that is not allowed.
+
+    The default size is GPT-2's; a run takes its size from its preset (train.py, PRESETS).
+    """
+
+    vocab_size: int  # how many different tokens there are
+    block_size: int  # context: the longest sequence, in tokens
+    n_layer: int = 12  # blocks
+    n_head: int = 12  # attention heads (linear mixers have their own number)
+    d_model: int = 768  # the width D
+    mixer: str = "attention"  # attention, gla, mamba2, gdn, or a pattern: gdn,attention
+    mlp: str = "swiglu"  # swiglu, swiglu-relu2, silu, relu2, none
+    pos: str = "rope"  # attention's positions: rope, rope4, nope, alibi, halibi
+    canon: str = ""  # the points that have a Canon layer, such as abcd; by default none
+    canon_type: str = "conv"  # which Canon layer: conv, or your own entry of CANONS
+    canon_kernel: int = 4  # how many tokens a Canon layer mixes, 2 to 8
+    canon_residual: bool = True  # add a Canon layer's input to its output
+    canon_silu: bool = False  # apply SiLU to a Canon layer's convolution
+    canon_frozen: bool = False  # never train Canon's random initial weights
+    short_conv: bool | None = None  # linear mixers' own convolution (None: as each has it)
+    tie_embeddings: bool = False  # one matrix for embedding and output head
+
+    # The rest of this class checks the values.
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int:
+                whole = hasattr(value, "__index__") and value >= 1
+                require(whole, field.name, value, "allowed: whole numbers from 1")
+                setattr(self, field.name, operator.index(value))  # NumPy's become Python's
+            elif field.type is str:
+                require(isinstance(value, str), field.name, value, "must be a string")
+            elif field.type in (bool, bool | None):
+                require(isinstance(value, field.type), field.name, value, "allowed: True, False")
+        for name, table in {"mlp": MLPS, "pos": POSITIONS, "canon_type": CANONS}.items():
+            value = getattr(self, name)
+            require(value in table, name, value, f"allowed: {', '.join(table)}")
+        self.check_canon()
+        self.check_mixer()
+
+    def check_canon(self):
+        self.canon = "".join(sorted(self.canon.lower()))  # "DA" becomes "ad"
+        each_once = re.fullmatch("a?b?c?d?", self.canon)
+        require(each_once, "canon", self.canon, "allowed: the letters a, b, c, d, each once")
+        missing = self.mlp == "none" and re.search("[cd]", self.canon)
+        require(not missing, "canon", self.canon, "c and d are at the MLP, and mlp is none")
+        kernel = self.canon_kernel
+        require(2 <= kernel <= 8, "canon_kernel", kernel, "allowed: 2 to 8")
+
+    def check_mixer(self):
+        for name in self.mixer_names:
+            allowed = f"allowed: {', '.join(MIXERS)}, or several joined by commas"
+            require(name in MIXERS, "mixer", self.mixer, allowed)
+        fits = len(self.mixer_names) <= self.n_layer
+        require(fits, "mixer", self.mixer, f"a pattern longer than n_layer = {self.n_layer}")
+
+    @property
+    def mixer_names(self):
+        return self.mixer.split(",")
+
+    def check_width(self, multiple):
+        """For layers that cut the width into equal parts."""
+        is_multiple = self.d_model % multiple == 0
+        require(is_multiple, "d_model", self.d_model, f"must be a multiple of {multiple} here")
+
+
+class Refused(ValueError):
+    """A value that is not allowed. The text is one line for the user."""
+
+
+def require(ok, name, value, allowed):
+    """Raise Refused unless the value is ok; `allowed` says what would be."""
+    if not ok:
+        raise Refused(f"{name} = {value!r}: {allowed}")
+
+
 # ---- 7. The model ----------------------------------------------------------
 
 
@@ -602,7 +609,7 @@ class CanonGPT(nn.Module):
                                 canon="abcd"))
         logits, loss = model(tokens, targets)
 
-    To feed a sequence in pieces, pass one State all along (section 2 says what it holds):
+    To feed a sequence in pieces, pass one State all along (section 1 says what it holds):
 
         state = State()
         logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
@@ -659,6 +666,9 @@ class CanonGPT(nn.Module):
             new_state = state.copy()
             new_state[self] = length
 
+        # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each.
+        if self.config.tie_embeddings and self.head.weight is not self.embed.weight:
+            self.head.weight = self.embed.weight
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
             x = block(x, new_state)
@@ -1068,7 +1078,7 @@ class ShortConv(nn.Module):
 
     def forward(self, x, state=None):
         """(B, T, width) -> same."""
-        tail = tail_of_stream(self, x, self.kernel - 1, state)
+        tail = exchange_tail(self, x, self.kernel - 1, state)
         y = causal_conv(x, self.weight, residual=False, tail=tail)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)

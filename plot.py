@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from canon_gpt import Attention, Refused, require
-from sample import load_model, no_run_in
+from sample import load_model
 from tasks import SAMPLES, device_of, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
@@ -52,7 +52,7 @@ def read_runs(paths):
     found = []
     for path in map(Path, paths):
         if not path.exists():
-            raise no_run_in(path)
+            raise Refused(f"no run in {path}")
         try:
             if path.is_dir():
                 found += read_folder(path)
@@ -502,7 +502,7 @@ def main(argv=None):
             return
         runs = read_runs(paths)
         if not runs:
-            raise no_run_in(", ".join(paths))
+            raise Refused(f"no run in {', '.join(paths)}")
         if args.save:
             pack(runs, args.save)
         draw_runs(runs)

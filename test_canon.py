@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import zlib
 from collections import Counter, defaultdict
@@ -170,8 +171,7 @@ OTHER_MLPS += [dict(mlp="swiglu-relu2"), dict(mlp="silu")]
 def test_one_kernel_does_a_plain_canon_d_and_the_gate(options, monkeypatch):
     layer = canon_gpt.MLP(Config(1, 1, d_model=8, canon="d", **options), budget=8).to(DEVICE)
     x = torch.randn(2, 5, 8, device=DEVICE)
-    for module in (kernels, canon_gpt):  # as on a GPU
-        monkeypatch.setattr(module, "fits_triton", lambda x, weight: len(weight) <= 4)
+    monkeypatch.setattr(kernels, "fits_triton", lambda x, weight: len(weight) <= 4)  # as on a GPU
     with patch.object(kernels, "forward_op", wraps=kernels.forward_op) as operator:
         y, in_a_stream = layer(x), streamed(layer, x, 5)
     assert_same("the MLP", y, in_a_stream)
@@ -356,6 +356,14 @@ def test_models_give_the_same_in_pieces(mixer, options):
         assert_same(what, streamed(model, tokens, lengths), logits, atol=1e-10, rtol=0)
 
 
+def test_the_loop_in_canons_docstring_is_the_layer():
+    loop = re.search(r"( {8}y = x.clone.*?)\n\n", Canon.__doc__, re.DOTALL)[1]
+    layer, x = Canon(6, Config(1, 1)), torch.randn(2, 9, 6)
+    found = {"x": x, "weight": layer.weight.data}
+    exec(textwrap.dedent(loop), found)
+    assert_same("y", found["y"], layer(x))
+
+
 @parametrize("kernel", (2, 4, 8))
 @parametrize("residual", (True, False))
 @parametrize("silu", (True, False))
@@ -391,8 +399,10 @@ def test_rotary_tables_are_right_on_any_device_and_in_any_dtype():
     empty.to_empty(device="cpu").load_state_dict(model.state_dict())
     assigned.load_state_dict(model.state_dict(), assign=True)
     want, _ = model(tokens)
-    for other in (empty, assigned.to("cpu"), model.double().float()):
+    for other in (empty, assigned, assigned.to("cpu"), model.double().float()):
         assert_same("logits", other(tokens)[0], want)
+    for other in (assigned.to("meta"), assigned.to("meta").bfloat16(), assigned.half()):
+        assert other(tokens.to("meta"))[0].is_meta  # as .cuda().half() would stay on the GPU
     positions = model.bfloat16().blocks[1].mixer.positions
     assert_same("cos", positions.cos, canon_gpt.rotary_angles(torch.arange(24), 8, 1e4).cos())
     positions.learnt = torch.nn.Parameter(torch.ones(1))
@@ -469,18 +479,16 @@ def test_canon_points_are_where_the_paper_puts_them(points, mlp):
 
 
 def test_loss_counts_the_targets_in_nats():
-    """Those in the mask that are not negative."""
+    """Those that are not negative."""
     model, tokens = small_model(), some_tokens()
     targets = some_tokens()
     logits, loss = model(tokens, targets)
     nats = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     assert_close(loss, nats.mean())
-    known, mask = torch.rand(2, 2, 24) < 0.5
-    targets = targets.masked_fill(~known, -100)
-    assert_close(model(tokens, targets, mask)[1], nats[known & mask].mean())
-    assert model(tokens, targets, torch.zeros_like(mask))[1] == 0
-    with pytest.raises(canon_gpt.Refused, match="^loss_mask = torch.int64: "):
-        model(tokens, targets, mask.long())
+    asked, known = torch.rand(2, 2, 24) < 0.7
+    targets = targets.masked_fill(~asked, -1).masked_fill(~known, -100)
+    assert_close(model(tokens, targets)[1], nats[asked & known].mean())
+    assert model(tokens, torch.full_like(targets, -1))[1] == 0
 
 
 class ForgetsItsStream(Canon):
@@ -516,6 +524,20 @@ def test_generate(canon_type):
     chances = (model(tokens[:1])[0][0, -1] / 2.0).softmax(-1)
     assert drawn_as(many[:, 5].tolist(), dict(enumerate(chances.tolist())))
     assert torch.equal(drawn(), many)
+
+
+def test_tied_weights_stay_tied():
+    """Wherever they come from. Each model takes a step first, so that one that is not shows."""
+    model = small_model(tie_embeddings=True)
+    with torch.device("meta"):
+        empty, assigned = small_model(tie_embeddings=True), small_model(tie_embeddings=True)
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    for each in (empty, assigned):
+        optimizer = torch.optim.SGD(each.parameters(), lr=1.0)
+        each(some_tokens(), some_tokens())[1].backward()
+        optimizer.step()
+        assert torch.equal(each.embed.weight, each.head.weight)
 
 
 BAD_GENERATIONS = [("temperature", -1), ("temperature", math.nan), ("max_new_tokens", 21)]
@@ -1645,7 +1667,7 @@ def test_command_line_end_to_end(here):
     words = TINY + "--canon DcbA --steps 50 --eval-every 30 --seed 5 --lr 1e-12".split()
     train.main(words)
     (run,) = Path("out").iterdir()
-    config, log = sample.read_config(run), logged(run)
+    config, log = train.read_config(run), logged(run)
     assert run.name == config["run"] and config["model"]["canon"] == "abcd"
     assert shlex.split(config["command"])[2:] == words
     assert [line["step"] for line in log] == [15, 20, 30, 40, 50, 50]
@@ -1661,8 +1683,7 @@ def test_command_line_end_to_end(here):
     model = CanonGPT(Config(**config["model"]))
     for name, weight in checkpoint(run)["model"].items():
         assert torch.allclose(weight, model.get_parameter(name))
-    tokens, mask = map(torch.from_numpy, task.batch(5, 19, 8))
-    loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])[1].item()
+    loss = model(*map(torch.from_numpy, task.batch(5, 19, 8)))[1].item()
     assert log[1]["loss"] == pytest.approx(loss, abs=1e-4)
     assert last["eval"] == task.evaluate(model, 5, 16)
 
@@ -1717,11 +1738,12 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--task copy --steps x", "--steps: invalid int value: 'x'"),
     ("--task copy --lr nan", "lr = nan"),
     ("--task copy --grad-accum 3", "a multiple of 3"),
-    ("--task copy --cannon abcd", "copy, model, training, run; did you mean --canon?"),
-    ("--task copy --K 5", "--K: no option of copy"),
-    ("--task copy --canon-residual false", "false: no option of copy"),
+    ("--task copy --cannon abcd", "unrecognized arguments: --cannon abcd"),
+    ("--task copy --K 5", "unrecognized arguments: --K 5"),
+    ("--task copy --canon-residual false", "unrecognized arguments: false"),
     ("--task copy --device tpu", "PyTorch sees only: "),
     ("--task copy --out notes.txt/run", "out = 'notes.txt/run'"),
+    (f"--task copy --out {'x' * 300}", "too long"),
 ]
 
 
@@ -1750,22 +1772,23 @@ def test_run_names_tell_runs_apart():
 
 def test_a_step_clips_gradients_and_may_be_in_parts():
     """The parts have unequal numbers of targets."""
-    model, tokens = small_model(), some_tokens(6, 25)
-    mask = torch.rand(6, 25) < torch.linspace(0.1, 0.9, 6)[:, None]
+    model, tokens, targets = small_model(), some_tokens(6, 24), some_tokens(6, 24)
+    targets[torch.rand(6, 24) < torch.linspace(0.1, 0.9, 6)[:, None]] = -1
 
     def gradients():
         return [p.grad.clone() for p in model.parameters()]
 
-    _, whole_loss = model(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+    _, whole_loss = model(tokens, targets)
     whole_loss.backward()
     expected, updated = gradients(), []
     total = torch.nn.utils.get_total_norm(expected)
     model.zero_grad()
     step = lambda: updated.append(gradients())
     optimizer = SimpleNamespace(step=step, zero_grad=model.zero_grad)
-    batch = tokens, mask, mask[:, 1:].sum()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    batch = tokens, targets, (targets >= 0).sum()
     for clip, parts in product((0, 0.5, 1e3), (1, 3)):
-        found = train.train_step(model, optimizer, batch, nullcontext(), clip, parts)
+        found = train.train_step(model, optimizer, scaler, batch, nullcontext(), clip, parts)
         assert_close(found, (whole_loss.detach(), total))
         factor = min(1, clip / total) if clip else 1
         assert_close(updated.pop(), [factor * gradient for gradient in expected])
@@ -1794,10 +1817,10 @@ def test_workers_draw_the_batches_of_the_steps_without_shared_memory():
     task, _, training, run = train.settings_of(flags.split())
     batches = list(train.load_batches(task, training, run, steps_done=1))
     assert not any(u.is_shared() for u in chain(*batches))
-    for number, (tokens, mask, target_count) in enumerate(batches, 1):
+    for number, (inputs, targets, n_targets) in enumerate(batches, 1):
         expected = task.batch(training.seed, number, training.batch_size)
-        assert_close((tokens, mask), tuple(map(torch.from_numpy, expected)))
-        assert target_count == mask[:, 1:].sum()
+        assert_close((inputs, targets), tuple(map(torch.from_numpy, expected)))
+        assert n_targets == (targets >= 0).sum()
 
 
 def test_compiling_changes_nothing(here):
@@ -1816,7 +1839,7 @@ def test_where_the_compiler_fails_a_run_goes_on_without(here, monkeypatch, capsy
     with patch.object(torch, "compile", side_effect=RuntimeError("no C++ compiler")):
         train.main(flags)
     assert "no C++ compiler" in capsys.readouterr().err
-    config = sample.read_config("run")
+    config = train.read_config("run")
     assert not config["compiled"] and config["execution"]["compile"] is None  # to be decided again
 
 
@@ -1891,7 +1914,7 @@ def test_a_resumed_run_keeps_its_settings(refused):
     refused(["--resume", "run", "--lr", "0.5"], "--lr: no option of a resumed run")
     refused(["--resume", "run", "--out", "other"], "stays in run")
     refused(["--resume", "run", "--task", "depo"], "task = 'depo': a resumed run keeps its own")
-    said = sample.read_config("run")
+    said = train.read_config("run")
     del said["training"]["clip"]  # an option that came later has its default
     Path("run/config.json").write_text(json.dumps(said))
     _, _, training, run = train.settings_of("--resume run --workers 3".split())
@@ -2062,7 +2085,7 @@ def test_two_processes_train_as_one_does(here):
     train.main([*flags.split(), "--out", "one"])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     subprocess.run([*command, HERE / "train.py", *flags.split(), "--out", "two"], check=True)
-    assert sample.read_config("two")["processes"] == 2
+    assert train.read_config("two")["processes"] == 2
     assert losses("one") == pytest.approx(losses("two"), rel=1e-4)
 
 
