@@ -540,6 +540,12 @@ def test_tied_weights_stay_tied():
         assert torch.equal(each.embed.weight, each.head.weight)
 
 
+def test_generate_does_not_wait_for_the_gpu():
+    """On the meta device no number can be read."""
+    with torch.device("meta"):
+        assert small_model().generate(some_tokens(2, 5), 3).shape == (2, 8)
+
+
 BAD_GENERATIONS = [("temperature", -1), ("temperature", math.nan), ("max_new_tokens", 21)]
 
 
@@ -550,6 +556,8 @@ def test_what_generate_refuses(name, value):
     assert small_model().generate(some_tokens(1, 5), **options).shape == (1, 25)
     with pytest.raises(canon_gpt.Refused, match=f"^{name} = {value}: "):
         small_model().generate(some_tokens(1, 5), **options | {name: value})
+    with pytest.raises(canon_gpt.Refused, match=r"^tokens = \(5,\): must be \(B, T\)"):
+        small_model().generate(some_tokens(1, 5)[0], 3)
 
 
 @torch.no_grad()
@@ -1757,6 +1765,16 @@ def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused)
     refused(["--preset", "nano", *flags.split()], words)
 
 
+class HasSeed(tasks.Copy):
+    def __init__(self, N=4, seed=None, block_size=None):
+        super().__init__(N, block_size)
+
+
+@patch.dict(tasks.TASKS, own=HasSeed)
+def test_an_argument_with_the_name_of_an_option_is_refused(refused):
+    refused("--task own --preset nano".split(), "an argument of own = 'seed': training has")
+
+
 def test_run_names_tell_runs_apart():
     def name(flags):
         _, _, _, run = train.settings_of(flags.split())
@@ -1859,15 +1877,18 @@ class ScoresInNumPy(tasks.Copy):
     def evaluate(self, model, seed, n):
         assert not model.training
         scores = super().evaluate(model, seed, n)
-        return {name: np.float64(score) for name, score in scores.items()}
+        return {name: np.float64(score) for name, score in scores.items()} | {"own": np.nan}
 
 
 @patch.dict(canon_gpt.CANONS, own=DropsOut)
 @patch.dict(tasks.TASKS, copy=ScoresInNumPy)
 @patch.dict(train.SCHEDULES, own=lambda done: np.cos(done))
-def test_resume_goes_on_as_if_never_stopped(here, capsys):
+@patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**50))
+@parametrize("dtype", ("float32", "float16"))
+def test_resume_goes_on_as_if_never_stopped(dtype, here, capsys):
     """After a crash while it wrote a checkpoint: same weights, same lines in the log. Also where a
-    layer draws random numbers, and where scores and learning rates are NumPy's."""
+    layer draws random numbers, where scores and learning rates are NumPy's, and where a scaler
+    begins with a factor that overflows."""
 
     def steady(out):
         return [[line.get(x) for x in ("step", "tokens", "loss", "eval")] for line in logged(out)]
@@ -1878,8 +1899,10 @@ def test_resume_goes_on_as_if_never_stopped(here, capsys):
             os.truncate(path, 999)
             raise OSError("power failure")
 
-    flags = "--steps 60 --eval-every 20 --canon ac --canon-type own --schedule own"
+    flags = "--steps 60 --eval-every 20 --canon ac --canon-type own --schedule own --dtype " + dtype
     train.main(tiny(flags, "whole"))
+    overflows = [line["gradient_norm"] is None for line in logged("whole")[:-1]]
+    assert overflows == [dtype == "float16", dtype == "float16", False, False]
     write = torch.save
     with patch.object(torch, "save", save_half), pytest.raises(OSError, match="power failure"):
         train.main(tiny(flags))
@@ -1903,8 +1926,31 @@ def test_a_folder_has_one_run(refused):
     refused(tiny("--steps 20"), "out = 'run': has a run: --resume run, or remove it")
     train.main(["--resume", "run"])
     assert_close(checkpoint("run")["model"], checkpoint("whole")["model"], atol=0, rtol=0)
+    with train.lock_folder("run"):
+        refused(["--resume", "run"], "run: another process is training this run")
     Path("run/config.json").unlink()
     refused(tiny("--steps 20"), "out = 'run': has a run: --resume run, or remove it")
+
+
+def test_a_home_folder_is_found_and_a_long_warm_up_told(here, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", os.getcwd())
+    train.main(tiny("--steps 2", "~/run"))
+    assert checkpoint("run")["step"] == 2
+    assert "the learning rate never peaks: warm-up takes 5 steps" in capsys.readouterr().out
+
+
+def test_a_file_that_is_being_read_is_replaced_later(here):
+    """Windows refuses to replace a file that a virus scanner reads."""
+    replace, errors = os.replace, iter([PermissionError, PermissionError])
+
+    def refuse_twice(source, target):
+        for error in errors:
+            raise error
+        replace(source, target)
+
+    with patch.object(os, "replace", refuse_twice), patch.object(time, "sleep"):
+        train.main(tiny("--steps 2"))
+    assert checkpoint("run")["step"] == 2
 
 
 def test_a_resumed_run_keeps_its_settings(refused):
@@ -1923,8 +1969,10 @@ def test_a_run_does_not_go_on_with_another_text(refused, text_file):
     flags = "--task text --text text.bin --preset nano --n-layer 1 --d-model 16 --steps 1"
     flags += " --device cpu --no-compile --workers 0 --batch-size 1 --eval-size 1 --out run"
     train.main(flags.split())
-    text_file.write_bytes(text_file.read_bytes()[:-1] + b"?")
-    refused(["--resume", "run"], "sha256 = ", "the run began with ")
+    moved = text_file.rename("moved.bin")
+    train.main(["--resume", "run", "--text", "moved.bin"])
+    moved.write_bytes(moved.read_bytes()[:-1] + b"?")
+    refused(["--resume", "run", "--text", "moved.bin"], "sha256 = ", "the run began with ")
 
 
 class RunsCode:
@@ -1958,7 +2006,7 @@ def test_a_config_of_another_version_is_refused(part, missing, refused):
     refused(["run"], "of_a_branch", main=sample.main)
     Path("run/config.json").write_text(json.dumps(about | {part: {}}))
     if missing:
-        refused(["run"], "run/config.json is damaged or another version's", missing, main=sample.main)
+        refused(["run"], "run/config.json is damaged", missing, main=sample.main)
     else:
         sample.main(["run", "--count", "1"])
 
@@ -1970,7 +2018,9 @@ def test_nan_or_inf_stops_training(bad, here, capsys):
     ends = pytest.raises(SystemExit, match="^1$")
     with patch.object(train, "train_step", side_effect=steps), ends:
         train.main(tiny("--steps 60 --eval-every 20"))
-    assert "step 40: loss = {}, gradient = {}.".format(*map(float, bad)) in capsys.readouterr().err.splitlines()[-1]
+    loss, gradient = map(float, bad)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"step 40: loss = {loss}, gradient = {gradient}." in said
     assert checkpoint("run")["step"] == 20
 
 
@@ -1985,8 +2035,14 @@ class LooksAhead(Canon):
         return x + self.ahead * x.roll(-1, dims=1)
 
 
+class DropsOutAlways(Canon):
+    def forward(self, x, state=None):
+        return F.dropout(super().forward(x, state), 0.1)
+
+
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
+    (DropsOutAlways, "random in eval mode"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip
 def test_a_layer_with_a_fault_is_refused(layer, words, refused):
@@ -2061,9 +2117,10 @@ def test_one_variable_of_torchruns_is_not_enough(name, monkeypatch):
     assert (names["RANK"], names["WORLD"]) == (0, 1)
 
 
-@parametrize("number", (signal.SIGINT, signal.SIGKILL))
-def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
+@parametrize("name", ("SIGINT", "SIGKILL"))
+def test_a_stopped_run_leaves_a_checkpoint_and_no_process(name, here):
     """Ctrl-C and `kill -9`, which reach all processes."""
+    number = getattr(signal, name)  # Windows lacks SIGKILL
     process = subprocess.Popen(
         [sys.executable, HERE / "train.py", *tiny("--steps 1000000 --eval-every 1000 --workers 2")],
         stdout=subprocess.DEVNULL,
