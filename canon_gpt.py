@@ -59,8 +59,8 @@ class Canon(nn.Module):
     def __init__(self, width, config):
         super().__init__()
         kernel = config.canon_kernel
-        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), whose
-        # variance is 1/12. If tokens are independent, the layer therefore begins by adding
+        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), which
+        # has variance 1/12. If tokens are independent, the layer therefore begins by adding
         # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
         # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. To keep
         # this start, they are a bare nn.Parameter, because CanonGPT redraws Linear and Embedding

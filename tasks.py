@@ -104,8 +104,8 @@ class Task:
     cuts off a longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
     """
 
-    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", which
-    # say how scores are printed, or another word.
+    # {score: unit} of what evaluate returns. A unit says how scores are printed: "share", "bits",
+    # "bits per ..", "nats", or another word.
     units = {"sequences": "share", "tokens": "share"}
     chance = None  # the share that guessing gets right, if it is worth a line in a figure
     stop = None  # the token that ends an answer, if answers differ in length
