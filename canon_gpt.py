@@ -152,12 +152,11 @@ def exchange_tail(layer, x, n, state):
     """
     if state is None:
         return None
-    if layer in state:
-        tail = state[layer]
-    else:
-        tail = x.new_zeros(x.shape[0], n, x.shape[2])
-    seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, -n:].clone()  # a view would hold all of x in memory
+    B, T, width = x.shape
+    tail = state[layer] if layer in state else x.new_zeros(B, n, width)
+    # `cat` copies, even if T >= n and nothing of the tail is left. A view would hold all of x in
+    # memory, and be wrong as an input of AOTInductor, which takes inputs for contiguous.
+    state[layer] = torch.cat([tail[:, T:], x[:, -n:]], dim=1)
     return tail
 
 
