@@ -88,7 +88,7 @@ class NoCanon(nn.Module):
 
 
 # Your own Canon layer is a class with the same constructor and forward, and one more entry here.
-# examples/gated.py is one to copy.
+# examples/relatives.py has some to copy.
 CANONS = {"conv": Canon}
 
 
