@@ -320,9 +320,3 @@ def test_front_page_tasks(task):
         is_share = task not in ("capo", "text")
         unit = "{:.0%} → {:.0%}" if is_share else "{:.2f} → {:.2f}"
         assert unit.format(before, after).replace("% →", " →") in row.split(" | ")
-
-
-def test_front_page_gpu():
-    for label, runs in reproduce.groups_of("depo1_small", RUNS).items():
-        cells = [plot.cell(runs, f"k={k}") for k in (1, 2, 3, 4)]
-        assert f"| {' | '.join(cells)} |" in FRONT_PAGE, label
