@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import grade
 import make
 import pytest
 
+HERE = Path(__file__).parent
 EXERCISES = list(exercises.FUNCTIONS)
 
 
@@ -47,6 +49,20 @@ def test_the_copy_has_no_solution(copy):
             lines = [line.partition("#")[0].strip() for line in solution]
             for line in lines:
                 assert len(line) < 30 or line in COMMON or line not in text, name
+
+
+# Words in code style that are no names of ours.
+OTHERS = "pdf venv Scripts activate unitriangular setup run_autograder autograder le exercise2".split()
+
+
+def test_names_in_the_texts_are_in_the_sources():
+    sources = [*grade.ROOT.glob("*.py"), HERE / "grade.py", HERE / "exercises.py"]
+    known = {*OTHERS}.union(*(re.findall(r"\w+", path.read_text()) for path in sources))
+    for page in ("handout.md", "teaching.md"):
+        blocks = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+        text = blocks.sub("", (HERE / page).read_text())
+        for code in re.findall(r"`[^`]+`", text):
+            assert {*re.findall(r"[A-Za-z_]\w+", code)} <= known, f"{page}: {code}"
 
 
 # A repository with two exercises, and the tests of the first.
@@ -150,4 +166,4 @@ def test_what_a_solution_starts_ends_with_its_tests(graded):
 def test_the_grader_is_imported_on_windows():
     """Which has neither SIGKILL nor killpg."""
     code = "import os, signal; del signal.SIGKILL, os.killpg; import make"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(grade.__file__).parent, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=HERE, check=True)
