@@ -53,7 +53,7 @@ def test_the_copy_has_no_solution(copy):
 
 # Words in code style that are no names of ours.
 OTHERS = "OWNER conv1d pdf venv Scripts activate unitriangular exercise2".split()
-OTHERS += "setup run_autograder autograder le".split()  # Gradescope's
+OTHERS += "setup requirements run_autograder autograder le".split()  # Gradescope's
 
 
 def test_names_in_the_texts_are_in_the_sources():
@@ -125,7 +125,7 @@ SUBMISSIONS = {
     "def double(x):\n    return x + x\n\nan error\n": "",
     "if True:\n  def double(x): # a comment\n   '''Mine.'''\n\n# another\n   return x + x\n)": "",
     "print('passed')\nraise SystemExit\ndef double(x): return x + x": "",
-    "def double(x): 0\n@nobody\ndef double(x):\n  def again(x): return 2 * x\n  return again(x)": "",
+    "def double(x): 0\n@nobody\ndef double(x):\n  def again(x): return 2*x\n  return again(x)": "",
     # Within the function it does.
     "def double(x):\n    return 2\n": "test_double[2]: assert 2 == (2 * 2)",
     "\n\ndef double(x):\n    return x +\n": "invalid syntax (kernels.py, line 4)",
