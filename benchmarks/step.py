@@ -36,14 +36,17 @@ def make_step(model, flags):
     flags = f"{flags} {MODELS[model]} --workers 0"
     task, config, training, run = train.settings_of(flags.split())
     model = CanonGPT(config).to(run.device)
-    optimizer = train.OPTIMIZERS[training.optimizer](model, training)
-    fast_model = train.compiled_and_distributed(model, run)
+    optimizer = train.make_optimizer(model, training)
+    scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+    fast_model = train.compiled_and_distributed(model, run, run.compile)
     autocast = train.mixed_precision(training, run)
     drawn = itertools.islice(train.load_batches(task, training, run, steps_done=0), 4)
     batches = itertools.cycle(list(drawn))
 
     def step():
-        return train.train_step(fast_model, optimizer, next(batches), autocast, training.clip)
+        return train.train_step(
+            fast_model, optimizer, scaler, next(batches), autocast, training.clip
+        )
 
     return step
 

@@ -17,6 +17,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -46,13 +47,14 @@ def with_canon(model, points):
 def train_on(task, model, training):
     """Train the model, and return its scores. It is train.py's loop without log and checkpoints."""
     run = train.Run()
-    optimizer = train.OPTIMIZERS[training.optimizer](model, training)
+    optimizer = train.make_optimizer(model, training)
+    scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
     batches = train.load_batches(task, training, run, steps_done=0)
     autocast = train.mixed_precision(training, run)
     for step, batch in enumerate(tqdm(batches, total=training.steps), 1):
         for group in optimizer.param_groups:
             group["lr"] = train.learning_rate(step, training.lr, training)
-        train.train_step(model, optimizer, batch, autocast, training.clip)
+        train.train_step(model, optimizer, scaler, batch, autocast, training.clip)
     return train.evaluate(task, model, training, autocast)
 
 
@@ -61,7 +63,7 @@ def main(argv=None):
     parser.add_argument("run", help="the folder of a run without Canon")
     folder = parser.parse_args(argv).run
     try:
-        about = sample.read_config(folder)
+        about = train.read_config(folder)
         task, model = sample.load_model(folder)
         require(model.config.canon == "", "canon", model.config.canon, "the run has it already")
     except Refused as error:
@@ -77,7 +79,7 @@ def main(argv=None):
             fresh = with_canon(model, points) if points else copy.deepcopy(model)
             scores = train_on(task, fresh.train(), training)
             name = f"canon {points}" if points else "no canon"
-            print(f"  lr {lr}, {name}: {train.scores_in_words(task, scores)}", flush=True)
+            print(f"  lr {lr}, {name}: {train.format_scores(task, scores)}", flush=True)
 
 
 if __name__ == "__main__":
