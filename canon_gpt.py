@@ -59,8 +59,8 @@ class Canon(nn.Module):
     def __init__(self, width, config):
         super().__init__()
         kernel = config.canon_kernel
-        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), whose
-        # variance is 1/12. If tokens are independent, the layer therefore begins by adding
+        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), which
+        # has variance 1/12. If tokens are independent, the layer therefore begins by adding
         # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
         # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. To keep
         # this start, they are a bare nn.Parameter, because CanonGPT redraws Linear and Embedding
@@ -88,7 +88,7 @@ class NoCanon(nn.Module):
 
 
 # Your own Canon layer is a class with the same constructor and forward, and one more entry here.
-# examples/gated.py is one to copy.
+# examples/relatives.py has some to copy.
 CANONS = {"conv": Canon}
 
 
@@ -152,12 +152,11 @@ def exchange_tail(layer, x, n, state):
     """
     if state is None:
         return None
-    if layer in state:
-        tail = state[layer]
-    else:
-        tail = x.new_zeros(x.shape[0], n, x.shape[2])
-    seen = torch.cat([tail, x], dim=1)
-    state[layer] = seen[:, -n:].clone()  # a view would hold all of x in memory
+    B, T, width = x.shape
+    tail = state[layer] if layer in state else x.new_zeros(B, n, width)
+    # `cat` copies, even if T >= n and nothing of the tail is left. A view would hold all of x in
+    # memory, and be wrong as an input of AOTInductor, which takes inputs for contiguous.
+    state[layer] = torch.cat([tail[:, T:], x[:, -n:]], dim=1)
     return tail
 
 

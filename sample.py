@@ -12,7 +12,7 @@ own text, in the task's words:
 `load_model` is for notebooks: it returns the task and the model of a run. If the run has a part of
 your own, import the file that defines it first:
 
-    python -c "import examples.gated, sample; sample.main(['out/RUN'])"
+    python -c "import examples.relatives, sample; sample.main(['out/RUN'])"
 """
 
 import argparse

@@ -94,8 +94,9 @@ class Task:
     shown, because the two override `batch` and `evaluate`); `vocabulary`, what each token stands
     for (token 0 is padding); and, if it scores otherwise, `evaluate` and `units`.
 
-    Each argument of its constructor becomes an option of train.py. Its default is its size in the
-    preset nano, and its text in --help is a line of the class's docstring, such as
+    Each argument of its constructor becomes an option of train.py. It has the type of its default,
+    and None takes a whole number. This default is its size in the preset nano, and its text in
+    --help is a line of the class's docstring, such as
 
         block_size  context, in tokens; None: as long as the longest instance
 
@@ -103,8 +104,8 @@ class Task:
     cuts off a longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
     """
 
-    # {score: unit} of what evaluate returns. A unit is "share", "bits", "bits per ..", "nats", which
-    # say how scores are printed, or another word.
+    # {score: unit} of what evaluate returns. A unit says how scores are printed: "share", "bits",
+    # "bits per ..", "nats", or another word.
     units = {"sequences": "share", "tokens": "share"}
     chance = None  # the share that guessing gets right, if it is worth a line in a figure
     stop = None  # the token that ends an answer, if answers differ in length
@@ -319,8 +320,11 @@ def share(outcomes):
 def score_text(value, unit):
     """A score in print: a share as "97%", bits as "1,234", bits or nats per something as "0.123".
 
-    unit  None if the task names none
+    value  None, as in a log, if it was NaN or infinite
+    unit   None if the task names none
     """
+    if value is None:
+        return "nan"
     if unit == "share":
         return f"{value:.0%}"
     if unit == "bits":

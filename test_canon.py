@@ -540,6 +540,12 @@ def test_tied_weights_stay_tied():
         assert torch.equal(each.embed.weight, each.head.weight)
 
 
+def test_generate_does_not_wait_for_the_gpu():
+    """On the meta device no number can be read."""
+    with torch.device("meta"):
+        assert small_model().generate(some_tokens(2, 5), 3).shape == (2, 8)
+
+
 BAD_GENERATIONS = [("temperature", -1), ("temperature", math.nan), ("max_new_tokens", 21)]
 
 
@@ -550,6 +556,8 @@ def test_what_generate_refuses(name, value):
     assert small_model().generate(some_tokens(1, 5), **options).shape == (1, 25)
     with pytest.raises(canon_gpt.Refused, match=f"^{name} = {value}: "):
         small_model().generate(some_tokens(1, 5), **options | {name: value})
+    with pytest.raises(canon_gpt.Refused, match=r"^tokens = \(5,\): must be \(B, T\)"):
+        small_model().generate(some_tokens(1, 5)[0], 3)
 
 
 @torch.no_grad()
@@ -926,10 +934,12 @@ def instances(task, count=1000):
 def test_batches_are_pure(name):
     task, windows = make_task(name), set()
     for seed, step in product((1, 7), range(10)):
-        tokens, mask = task.batch(seed, step, 16)
-        windows.update(row.tobytes() for row in tokens)
-    assert len(windows) == 320 and (tokens.dtype, mask.dtype) == (np.int64, bool)
-    assert_close(make_task(name).batch(7, 9, 16), (tokens, mask))
+        inputs, targets = task.batch(seed, step, 16)
+        windows.update(row.tobytes() for row in inputs)
+    assert len(windows) == 320
+    for array in (inputs, targets):
+        assert (array.shape, array.dtype) == ((16, task.block_size), np.int64)
+    assert_close(make_task(name).batch(7, 9, 16), (inputs, targets))
 
 
 def test_no_two_uses_of_a_seed_share_random_numbers():
@@ -943,15 +953,16 @@ def test_a_window_is_documents_in_a_row(name):
     drawn = list(task.documents(default_rng(0), 300))
     supply, documents = iter(drawn), iter(drawn)
     task.training_documents = lambda rng, count: islice(supply, count)
-    tokens, mask = task.batch(3, 5, 8)
-    for row, marks in zip(tokens.tolist(), mask.tolist()):
-        expected = []
-        while len(expected) < len(row):
+    inputs, targets = task.batch(3, 5, 8)
+    for row, asked in zip(inputs.tolist(), targets.tolist()):
+        tokens, counted = [], []
+        while len(tokens) <= len(row):
             document = next(documents)
             for place, token in enumerate(document.tokens):
                 is_target = any(start <= place < end for start, end in document.targets)
-                expected.append((token, is_target))
-        assert list(zip(row, marks)) == expected[: len(row)]
+                tokens.append(token)
+                counted.append(token if is_target else -1)
+        assert row == tokens[: len(row)] and asked == counted[1 : len(row) + 1]
 
 
 L12D768 = dict(n_layer=12, d_model=768, n_head=12, schedule="cosine", warmup=1000)
@@ -1470,9 +1481,10 @@ def test_capo_meets_everybody_once_an_epoch_in_new_words():
     met, told = [], set()
     assert task.steps(batch_size=7) == 6  # 6 x 7 windows of 3 lives; 4 x 30 wanted
     for step in range(8):
-        tokens, mask = task.batch(1, step, 5)
-        assert tokens.shape == (5, 121) and np.array_equal(mask, tokens > 0)
-        assert not mask[:, 105:].any()
+        inputs, targets = task.batch(1, step, 5)
+        tokens = np.hstack([inputs, targets[:, -1:]])
+        assert np.array_equal(targets, np.where(tokens > 0, tokens, -1)[:, 1:])
+        assert not inputs[:, 105:].any()
         for life in tokens[:, :105].reshape(-1, 35).tolist():
             met.append(tuple(life[1:4]))
             told.add(tuple(life))
@@ -1753,6 +1765,16 @@ def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused)
     refused(["--preset", "nano", *flags.split()], words)
 
 
+class HasSeed(tasks.Copy):
+    def __init__(self, N=4, seed=None, block_size=None):
+        super().__init__(N, block_size)
+
+
+@patch.dict(tasks.TASKS, own=HasSeed)
+def test_an_argument_with_the_name_of_an_option_is_refused(refused):
+    refused("--task own --preset nano".split(), "an argument of own = 'seed': training has")
+
+
 def test_run_names_tell_runs_apart():
     def name(flags):
         _, _, _, run = train.settings_of(flags.split())
@@ -1855,15 +1877,18 @@ class ScoresInNumPy(tasks.Copy):
     def evaluate(self, model, seed, n):
         assert not model.training
         scores = super().evaluate(model, seed, n)
-        return {name: np.float64(score) for name, score in scores.items()}
+        return {name: np.float64(score) for name, score in scores.items()} | {"own": np.nan}
 
 
 @patch.dict(canon_gpt.CANONS, own=DropsOut)
 @patch.dict(tasks.TASKS, copy=ScoresInNumPy)
 @patch.dict(train.SCHEDULES, own=lambda done: np.cos(done))
-def test_resume_goes_on_as_if_never_stopped(here, capsys):
+@patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**50))
+@parametrize("dtype", ("float32", "float16"))
+def test_resume_goes_on_as_if_never_stopped(dtype, here, capsys):
     """After a crash while it wrote a checkpoint: same weights, same lines in the log. Also where a
-    layer draws random numbers, and where scores and learning rates are NumPy's."""
+    layer draws random numbers, where scores and learning rates are NumPy's, and where a scaler
+    begins with a factor that overflows."""
 
     def steady(out):
         return [[line.get(x) for x in ("step", "tokens", "loss", "eval")] for line in logged(out)]
@@ -1874,8 +1899,10 @@ def test_resume_goes_on_as_if_never_stopped(here, capsys):
             os.truncate(path, 999)
             raise OSError("power failure")
 
-    flags = "--steps 60 --eval-every 20 --canon ac --canon-type own --schedule own"
+    flags = "--steps 60 --eval-every 20 --canon ac --canon-type own --schedule own --dtype " + dtype
     train.main(tiny(flags, "whole"))
+    overflows = [line["gradient_norm"] is None for line in logged("whole")[:-1]]
+    assert overflows == [dtype == "float16", dtype == "float16", False, False]
     write = torch.save
     with patch.object(torch, "save", save_half), pytest.raises(OSError, match="power failure"):
         train.main(tiny(flags))
@@ -1899,19 +1926,36 @@ def test_a_folder_has_one_run(refused):
     refused(tiny("--steps 20"), "out = 'run': has a run: --resume run, or remove it")
     train.main(["--resume", "run"])
     assert_close(checkpoint("run")["model"], checkpoint("whole")["model"], atol=0, rtol=0)
+    with train.lock_folder("run"):
+        refused(["--resume", "run"], "run: another process is training this run")
     Path("run/config.json").unlink()
     refused(tiny("--steps 20"), "out = 'run': has a run: --resume run, or remove it")
 
 
-def test_a_long_step_is_announced(here, monkeypatch, capsys):
-    monkeypatch.setattr(train, "CPU_SPEED", 1e5)
-    train.main(tiny("--steps 1"))
-    assert "a step may take some" in capsys.readouterr().out
+def test_a_home_folder_is_found_and_a_long_warm_up_told(here, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", os.getcwd())
+    train.main(tiny("--steps 2", "~/run"))
+    assert checkpoint("run")["step"] == 2
+    assert "the learning rate never peaks: warm-up takes 5 steps" in capsys.readouterr().out
+
+
+def test_a_file_that_is_being_read_is_replaced_later(here):
+    """Windows refuses to replace a file that a virus scanner reads."""
+    replace, errors = os.replace, iter([PermissionError, PermissionError])
+
+    def refuse_twice(source, target):
+        for error in errors:
+            raise error
+        replace(source, target)
+
+    with patch.object(os, "replace", refuse_twice), patch.object(time, "sleep"):
+        train.main(tiny("--steps 2"))
+    assert checkpoint("run")["step"] == 2
 
 
 def test_a_resumed_run_keeps_its_settings(refused):
     train.main(tiny("--steps 20"))
-    refused(["--resume", "run", "--lr", "0.5"], "--lr: no option of a resumed run")
+    refused(["--resume", "run", "--lr", "0.5"], "unrecognized arguments: --lr")
     refused(["--resume", "run", "--out", "other"], "stays in run")
     refused(["--resume", "run", "--task", "depo"], "task = 'depo': a resumed run keeps its own")
     said = train.read_config("run")
@@ -1925,8 +1969,10 @@ def test_a_run_does_not_go_on_with_another_text(refused, text_file):
     flags = "--task text --text text.bin --preset nano --n-layer 1 --d-model 16 --steps 1"
     flags += " --device cpu --no-compile --workers 0 --batch-size 1 --eval-size 1 --out run"
     train.main(flags.split())
-    text_file.write_bytes(text_file.read_bytes()[:-1] + b"?")
-    refused(["--resume", "run"], "sha256 = ", "the run began with ")
+    moved = text_file.rename("moved.bin")
+    train.main(["--resume", "run", "--text", "moved.bin"])
+    moved.write_bytes(moved.read_bytes()[:-1] + b"?")
+    refused(["--resume", "run", "--text", "moved.bin"], "sha256 = ", "the run began with ")
 
 
 class RunsCode:
@@ -1937,8 +1983,10 @@ class RunsCode:
 def test_damaged_files_are_refused(refused):
     """And nothing that a checkpoint may hold is run."""
     train.main(tiny("--steps 20"))
-    torch.save({"model": checkpoint("run")["model"]}, "run/ckpt.pt")  # enough for sample.py
-    refused(["--resume", "run"], "run/ckpt.pt is missing, damaged", "'optimizer'")
+    saved = checkpoint("run")
+    del saved["optimizer"]  # sample.py would not miss it
+    torch.save(saved, "run/ckpt.pt")
+    refused(["--resume", "run"], "run/ckpt.pt is missing, damaged", "KeyError")
     os.truncate("run/ckpt.pt", 999)
     refused(["run"], "run/ckpt.pt is missing, damaged", main=sample.main)
     torch.save({"model": RunsCode()}, "run/ckpt.pt")
@@ -1947,14 +1995,32 @@ def test_damaged_files_are_refused(refused):
     refused(["--resume", "run"], "run/config.json is damaged")
 
 
-@parametrize("what, bad", [("loss", (math.nan, 1)), ("gradient", (1, math.inf))])
-def test_what_is_not_finite_ends_the_run(what, bad, here, capsys):
+@parametrize("part, missing", [
+    ("model", "vocab_size"), ("task", "name"), ("training", None), ("execution", None),
+])  # fmt: skip
+def test_a_config_of_another_version_is_refused(part, missing, refused):
+    """Most fields have a default."""
+    train.main(tiny("--steps 2"))
+    about = train.read_config("run")
+    Path("run/config.json").write_text(json.dumps(about | {part: about[part] | {"of_a_branch": 1}}))
+    refused(["run"], "of_a_branch", main=sample.main)
+    Path("run/config.json").write_text(json.dumps(about | {part: {}}))
+    if missing:
+        refused(["run"], "run/config.json is damaged", missing, main=sample.main)
+    else:
+        sample.main(["run", "--count", "1"])
+
+
+@parametrize("bad", [(math.nan, 1), (1, math.inf)])
+def test_nan_or_inf_stops_training(bad, here, capsys):
     """Before it is saved."""
     steps = [torch.ones(2)] * 20 + [torch.tensor(bad)] * 20
     ends = pytest.raises(SystemExit, match="^1$")
     with patch.object(train, "train_step", side_effect=steps), ends:
         train.main(tiny("--steps 60 --eval-every 20"))
-    assert f"step 40: {what} = " in capsys.readouterr().err.splitlines()[-1]
+    loss, gradient = map(float, bad)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"step 40: loss = {loss}, gradient = {gradient}." in said
     assert checkpoint("run")["step"] == 20
 
 
@@ -1969,8 +2035,14 @@ class LooksAhead(Canon):
         return x + self.ahead * x.roll(-1, dims=1)
 
 
+class DropsOutAlways(Canon):
+    def forward(self, x, state=None):
+        return F.dropout(super().forward(x, state), 0.1)
+
+
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
+    (DropsOutAlways, "random in eval mode"),
     (ForgetsItsStream, "streams = False"),
 ])  # fmt: skip
 def test_a_layer_with_a_fault_is_refused(layer, words, refused):
@@ -1998,7 +2070,7 @@ class Killed(tasks.Copy):
 
 
 @parametrize("task, error", [(Buggy, "a bug in the generator"), (Killed, "DataLoader worker")])
-def test_a_fault_of_ones_own_keeps_its_traceback(task, error, here):
+def test_errors_in_user_code_keep_their_traceback(task, error, here):
     """And no worker stays."""
     with patch.dict(tasks.TASKS, copy=task), pytest.raises(Exception, match=error):
         train.main(tiny("--steps 60 --workers 2"))
@@ -2020,11 +2092,13 @@ def test_a_checkpoint_that_nobody_could_read_is_not_saved(here):
     assert not Path("run/ckpt.pt").exists()
 
 
-def test_a_batch_without_targets_has_a_loss_of_zero(here, monkeypatch):
-    asks_nothing = [Document([1, 2, 3])] * 99
-    monkeypatch.setattr(tasks.Copy, "training_documents", lambda *_: asks_nothing)
-    train.main(tiny("--steps 20"))
-    assert [line["loss"] for line in logged("run")[:-1]] == [0, 0]
+@parametrize("document, words", [
+    (Document([1, 2, 3]), "targets = 0: copy must ask for something"),
+    (Document([1, 99], [(1, 2)]), "token = 99: copy has a vocabulary of 11"),
+])  # fmt: skip
+def test_a_task_with_a_fault_is_refused(document, words, refused, monkeypatch):
+    monkeypatch.setattr(tasks.Copy, "training_documents", lambda *_: [document] * 999)
+    refused(tiny("--steps 20"), words)
 
 
 def test_a_closed_stderr_is_no_fault(here, monkeypatch):
@@ -2043,9 +2117,10 @@ def test_one_variable_of_torchruns_is_not_enough(name, monkeypatch):
     assert (names["RANK"], names["WORLD"]) == (0, 1)
 
 
-@parametrize("number", (signal.SIGINT, signal.SIGKILL))
-def test_a_stopped_run_leaves_a_checkpoint_and_no_process(number, here):
+@parametrize("name", ("SIGINT", "SIGKILL"))
+def test_a_stopped_run_leaves_a_checkpoint_and_no_process(name, here):
     """Ctrl-C and `kill -9`, which reach all processes."""
+    number = getattr(signal, name)  # Windows lacks SIGKILL
     process = subprocess.Popen(
         [sys.executable, HERE / "train.py", *tiny("--steps 1000000 --eval-every 1000 --workers 2")],
         stdout=subprocess.DEVNULL,
@@ -2133,7 +2208,7 @@ def test_a_trained_model_is_loaded_and_answers(refused, capsys):
     text = capsys.readouterr().out
     assert text.startswith("<bos> 3 1 2 [") and len(text.split()) == 21
     refused(["run", "--prompt", "1 " * 21], "1 to 20", main=sample.main)
-    refused(["nowhere"], "no run in nowhere", main=sample.main)
+    refused(["nowhere"], "run = 'nowhere': there is no config.json", main=sample.main)
 
 
 @patch.dict(canon_gpt.CANONS, own=DropsOut)

@@ -510,19 +510,24 @@ def lock_folder(out):
 
 
 def read_config(folder):
-    """What config.json says of a run, a dict. Raises Refused if there is none, or it is damaged."""
+    """What config.json says of a run, a dict. Raises Refused if there is none, or if it is damaged
+    or has a field that this version lacks."""
     path = Path(folder, "config.json")
     require(path.is_file(), "run", str(folder), "there is no config.json in this folder")
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise Refused(f"{path} is damaged: {error}") from None
+        about = json.loads(path.read_text())
+        for part, owner in {"model": Config, "training": Training, "execution": Run}.items():
+            inspect.signature(owner).bind(**about[part])
+        about["task"]["name"], about["preset"], about["command"]
+        return about
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(f"{path} is damaged or another version's: {error!r}") from None
 
 
 def task_and_config(about):
     """The Task and the model's Config, given what config.json says."""
     try:
-        task = make_task(**about["task"], run_seed=about["training"]["seed"])
+        task = make_task(**about["task"], run_seed=Training(**about["training"]).seed)
         return task, Config(**about["model"])
     except Refused as error:  # your own part may not have been imported
         raise Refused(f"{error}. The run was begun by: {about['command']}") from None

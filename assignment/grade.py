@@ -4,17 +4,17 @@
     python assignment/grade.py 3                    exercise 3
     python assignment/grade.py 1 3 --of FOLDER      two exercises of somebody else's copy
 
-Of FOLDER, only the code between `# exercise N` and `# end of exercise` counts. It goes into a fresh
-copy of this repository in which later exercises are open. There, pytest runs the exercise's tests:
-those with `@exercise(N, points)` above them in test_canon.py. A test gives its points if all of its
+exercises.py says which functions an exercise asks for, and which tests give points. Of FOLDER, only
+the bodies of these functions count. They are put into a fresh copy of this repository in which
+later exercises are open, and there pytest runs the tests. A test gives its points if all of its
 cases pass.
 
 Exit status: 0 if all these exercises are solved, 1 if not, 2 for bad input.
 """
 
 import argparse
+import ast
 import contextlib
-import io
 import json
 import os
 import re
@@ -23,114 +23,158 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
+from itertools import chain
 from pathlib import Path
+from xml.etree import ElementTree
 
-import pytest
+from exercises import COPIED, FUNCTIONS, TESTS
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("kernels.py", "canon_gpt.py", "tasks.py")  # those with exercises
-
-HOLE = re.compile(
-    r"^(?P<above> *# exercise (?P<number>\d+)\b.*\n)"
-    r"(?P<code>(?:.*\n)*?)"
-    r"(?P<below>(?P<indent> *)# end of exercise\n)",
-    re.MULTILINE,
-)
 
 
-def opened(hole):
-    """The text of a hole, a match of HOLE, without its solution."""
-    error = f'{hole["indent"]}raise NotImplementedError("exercise {hole["number"]}")\n'
-    return hole["above"] + error + hole["below"]
+# ---- Take functions from a file, and put them into another -----------------
 
 
-def write_copy(copy, number, submission):
-    """This repository with the exercise's solution from the submission, and later ones open."""
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "out"))
-    for name in FILES:
-        ours = (ROOT / name).read_text(encoding="utf-8")
-        theirs = (submission / name).read_text(encoding="utf-8")
-        solutions = [hole[0] for hole in HOLE.finditer(theirs) if int(hole["number"]) == number]
-        expected = [hole for hole in HOLE.finditer(ours) if int(hole["number"]) == number]
-        if len(solutions) != len(expected):
-            raise ValueError(f"{name}: the comments around exercise {number} were changed")
-        remaining = iter(solutions)
-
-        def filled(hole):
-            if int(hole["number"]) == number:
-                return next(remaining)
-            return opened(hole) if int(hole["number"]) > number else hole[0]
-
-        text = HOLE.sub(filled, ours)
-        compile(text, name, "exec")  # a SyntaxError has the line
-        (copy / name).write_text(text, encoding="utf-8")
+def find_function(tree, name):
+    """The function that Python would call by this name: the last one that isn't inside another. A
+    method comes after its class: "MLP.forward"."""
+    for part in name.split("."):
+        kinds = ast.FunctionDef, ast.ClassDef
+        named = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == part]
+        if not named:
+            raise ValueError(f"{name} is missing")
+        outermost = min(node.col_offset for node in named)
+        *_, tree = [node for node in named if node.col_offset == outermost]
+    return tree
 
 
-def run_tests(copy, number, timeout):
-    """What pytest prints about an exercise: a line for each case, PASSED or FAILED and why."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rpfEs", "-p", "no:cacheprovider"]
-    command += ["-m", f"exercise{number}", "test_canon.py"]
-    report = copy.parent / "report.txt"
-    with report.open("w") as file:
+def lines_of(name, text):
+    """Only the lines of one function or class, under their old line numbers: its first line, and
+    all lines after it that are indented further, empty, comments or closing brackets."""
+    block = rf"^(?P<indent> *)(?:def|class) {name}\b.*\n"
+    block += r"(?:(?P=indent)[ \t)\]}].*\n|[ \t]*(?:#.*)?\n)*"
+    found = re.search(block, text + "\n", re.MULTILINE)
+    if not found:
+        return ""
+    above = "\n" * text.count("\n", 0, found.start())
+    return above[1:] + "if True:\n" + found[0] if found["indent"] else above + found[0]
+
+
+def read_body(path, name):
+    """The body of a function, without docstring, indentation and comments."""
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        compile(text, path.name, "exec")
+    except SyntaxError:  # perhaps the error is in another function
+        text = lines_of(name.split(".")[0], text)
+        compile(text, path.name, "exec")
+    function = find_function(ast.parse(text), name)
+    first = 0 if ast.get_docstring(function) is None else 1
+    return "\n".join(ast.unparse(statement) for statement in function.body[first:])
+
+
+def with_body(text, name, body):
+    """The text of a file in which a function has another body. Signature and docstring stay."""
+    function = find_function(ast.parse(text), name)
+    first = function.body[0]
+    begin = first.lineno - 1 if ast.get_docstring(function) is None else first.end_lineno
+    lines = text.split("\n")
+    new = textwrap.indent(body, " " * first.col_offset)
+    return "\n".join(lines[:begin] + [new] + lines[function.end_lineno :])
+
+
+def copy_repository(copy):
+    """Only what exercises.py lists, so that no downloaded model is copied, and no git is needed."""
+    for name in COPIED:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy / name)
+
+
+def write_bodies(copy, exercise, submission=None):
+    """Give an exercise's functions the bodies that they have in a submission; without one, a line
+    that raises an error."""
+    file, *names = FUNCTIONS[exercise]
+    text = (copy / file).read_text(encoding="utf-8")
+    for name in names:
+        body = f'raise NotImplementedError("exercise {exercise}")'
+        if submission is not None:
+            body = read_body(submission / file, name)
+        text = with_body(text, name, body)
+    (copy / file).write_text(text, encoding="utf-8")
+
+
+# ---- Run the tests ---------------------------------------------------------
+
+
+def kill(process):
+    """End a process and what it has started. (Windows is untested.)"""
+    if sys.platform == "win32":
+        command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
+        subprocess.run(command, capture_output=True)
+    else:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of it
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_tests(copy, exercises, timeout):
+    """{test of the table: why it failed}, for the tests of these exercises that ran; a reason for
+    each case that did not pass."""
+    # Neither the settings of a folder above nor the user's variables matter.
+    (copy / "pytest.ini").write_text("[pytest]\n")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--junitxml=report.xml"]
+    command += ["-m", " or ".join(f"exercise{number}" for number in exercises), "test_canon.py"]
+    printed = copy / "printed.txt"
+    with printed.open("w") as file:
         process = subprocess.Popen(
             command,
             cwd=copy,
-            env=os.environ | {"COLUMNS": "200"},  # how wide pytest prints
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
             start_new_session=True,  # in a process group of its own
         )
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"not done in {timeout:g} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of it
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return report.read_text(encoding="utf-8", errors="replace")
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"not done in {timeout:g} s") from None
+        finally:
+            kill(process)
+    if process.returncode not in (0, 1) or not (copy / "report.xml").exists():
+        *_, last = ["", *printed.read_text(encoding="utf-8", errors="replace").splitlines()]
+        raise ValueError(f"pytest ended with status {process.returncode}: {last}")
+    reasons = {}
+    for case in ElementTree.parse(copy / "report.xml").iter("testcase"):
+        found = [part for part in case if part.tag in ("failure", "error", "skipped")]
+        for test in case.iter("property"):
+            of_test = reasons.setdefault(test.get("value"), [])
+            of_test += [f"{case.get('name')}: {part.get('message')}" for part in found]
+    return reasons
 
 
-def points_of_tests():
-    """{exercise: {test: points}}, in order, from the marks in test_canon.py."""
-    found = {}
-
-    class Plugin:
-        def pytest_collection_modifyitems(self, items):
-            for item in items:
-                for mark in item.iter_markers():
-                    number = mark.name.removeprefix("exercise")
-                    if number.isdigit():
-                        tests = found.setdefault(int(number), {})
-                        tests[item.originalname] = mark.kwargs["points"]
-
-    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "test_canon.py")]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        status = pytest.main(arguments, plugins=[Plugin()])
-    if status != 0:  # there is an error in a hole, say
-        sys.exit(printed.getvalue())
-    return dict(sorted(found.items()))
-
-
-def grade(number, points, submission, timeout):
+def grade(exercise, submission, timeout):
     """What an exercise is worth, in the form of Gradescope's results.json."""
-    with tempfile.TemporaryDirectory() as scratch:
+    points = {test: worth for number, worth, test in TESTS if number == exercise}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         copy = Path(scratch, "copy")
         try:
-            write_copy(copy, number, submission)
-            report = run_tests(copy, number, timeout)
-        except (OSError, SyntaxError, ValueError) as error:
-            report = str(error)
-    passed = re.findall(r"^PASSED test_canon\.py::(\w+)", report, re.MULTILINE)
-    failed = re.findall(r"^(?:FAILED|ERROR) test_canon\.py::(\w+)", report, re.MULTILINE)
-    solved = set(passed) - set(failed)
-    problems = re.findall(r"^(?:FAILED|ERROR|SKIPPED) .*", report, re.MULTILINE)
+            copy_repository(copy)
+            write_bodies(copy, exercise, submission)
+            for later in range(exercise + 1, len(FUNCTIONS) + 1):
+                write_bodies(copy, later)
+            reasons = run_tests(copy, [exercise], timeout)
+            problems = chain.from_iterable(reasons.get(test, []) for test in points)
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            reasons, problems = {}, [str(error)]
     return {
-        "name": f"exercise {number}",
-        "score": sum(worth for test, worth in points.items() if test in solved),
+        "name": f"exercise {exercise}",
+        "score": sum(worth for test, worth in points.items() if reasons.get(test) == []),
         "max_score": sum(points.values()),
-        "output": "\n".join(problems or report.splitlines()[-1:]),
+        "output": "\n".join(problems),
     }
 
 
@@ -148,16 +192,15 @@ def main(argv=None):
     add("--timeout", type=float, default=120, metavar="S", help="seconds an exercise (120)")
     add("--json", type=Path, metavar="FILE", help="write Gradescope's results.json")
     args = parser.parse_args(argv)
-    points = points_of_tests()
     for number in args.exercise:
-        if number not in points:
-            parser.error(f"exercise {number}: allowed: {', '.join(map(str, points))}")
+        if number not in FUNCTIONS:
+            parser.error(f"exercise {number}: allowed: {', '.join(map(str, FUNCTIONS))}")
     if not args.of.is_dir():
         parser.error(f"--of {args.of}: is not a folder")
 
     tests = []
-    for number in args.exercise or points:
-        result = grade(number, points[number], args.of, args.timeout)
+    for number in args.exercise or FUNCTIONS:
+        result = grade(number, args.of, args.timeout)
         tests.append(result)
         print(f"{result['name']:12}{result['score']:3} of {result['max_score']}", flush=True)
         if result["score"] < result["max_score"]:

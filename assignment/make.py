@@ -3,33 +3,24 @@
     python assignment/make.py ../assignment                  all exercises are open
     python assignment/make.py ../assignment --only 1 3 4     only these are open
 
-The copy has what git tracks and nothing else. Where an exercise is open, its solution is replaced
-by a line `raise NotImplementedError("exercise N")` between the comments `# exercise N` and
-`# end of exercise`.
+The copy has the files that exercises.py lists, and handout.md as its README.md. Where an exercise
+is open, its functions have only a signature, a docstring, and a line that raises an error.
 """
 
 import argparse
 import shutil
-import subprocess
 from pathlib import Path
 
-from grade import FILES, HOLE, ROOT, opened
+from exercises import FUNCTIONS
+from grade import ROOT, copy_repository, write_bodies
 
 
-def write_assignment(folder, only=None):
-    """A copy of the repository with these exercises open; all, if `only` is None."""
-
-    def emptied(hole):
-        return opened(hole) if only is None or int(hole["number"]) in only else hole[0]
-
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
-    for name in listed.stdout.decode().split("\0")[:-1]:
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, target)
-    for name in FILES:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        (folder / name).write_text(HOLE.sub(emptied, text), encoding="utf-8")
+def write_assignment(folder, only=FUNCTIONS):
+    """A copy of the repository in which these exercises are open."""
+    copy_repository(folder)
+    shutil.copyfile(ROOT / "assignment/handout.md", folder / "README.md")
+    for number in only:
+        write_bodies(folder, number)
 
 
 def main(argv=None):
@@ -40,8 +31,9 @@ def main(argv=None):
         usage=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    parser.add_argument("folder", type=Path, help="where to; it must not exist yet")
-    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="open these exercises")
+    add = parser.add_argument
+    add("folder", type=Path, help="where to; it must not exist yet")
+    add("--only", type=int, nargs="+", default=FUNCTIONS, choices=FUNCTIONS, metavar="N")
     args = parser.parse_args(argv)
     if args.folder.exists():
         parser.error(f"{args.folder} exists")

@@ -1,102 +1,143 @@
 """The students' copy, and the grader. The exercises' own tests are in test_canon.py."""
 
+import ast
 import json
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import exercises
 import grade
 import make
 import pytest
 
-
-def test_an_empty_hole_fails_its_tests(tmp_path):
-    """Every test of every exercise, in a copy in which all exercises are open."""
-    copy = tmp_path / "copy"
-    make.write_assignment(copy)
-    exercises = " or ".join(f"exercise{number}" for number in range(1, 14))
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider"]
-    command += ["-m", exercises, "test_canon.py"]
-    report = subprocess.run(command, cwd=copy, capture_output=True, text=True).stdout
-    failed = set(re.findall(r"^FAILED test_canon\.py::(\w+)", report, re.MULTILINE))
-    points = grade.points_of_tests()
-    assert list(points) == list(range(1, 14))
-    assert sum(sum(tests.values()) for tests in points.values()) == 60
-    for tests in points.values():
-        assert failed.issuperset(tests)
+EXERCISES = list(exercises.FUNCTIONS)
 
 
-# A repository with two exercises, and the test of the first.
-KERNELS = """
+@pytest.fixture
+def copy(tmp_path):
+    """The students' copy. All exercises are open."""
+    make.main([str(tmp_path / "copy")])
+    return tmp_path / "copy"
+
+
+def test_an_open_exercise_fails_its_tests(copy):
+    reasons = grade.run_tests(copy, EXERCISES, timeout=600)
+    assert EXERCISES == list(range(1, 14))
+    assert sum(points for _, points, _ in exercises.TESTS) == 60
+    for _, _, test in exercises.TESTS:
+        assert reasons[test], test
+
+
+# Lines of solutions that other functions have, too.
+COMMON = ["dtype = torch.promote_types(x.dtype, torch.float32)"]
+COMMON += ["qkv = self.canon_b(self.qkv(x), state)", "for i in tl.static_range(len(dw)):"]
+
+
+def test_the_copy_has_no_solution(copy):
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    assert {path.relative_to(copy).as_posix() for path in files} == {*exercises.COPIED, "README.md"}
+    text = "\n".join(path.read_text() for path in files)
+    for file, *names in exercises.FUNCTIONS.values():
+        source = (grade.ROOT / file).read_text()
+        for name in names:
+            function = grade.find_function(ast.parse(source), name)
+            solution = source.split("\n")[function.body[0].end_lineno : function.end_lineno]
+            lines = [line.partition("#")[0].strip() for line in solution]
+            for line in lines:
+                assert len(line) < 30 or line in COMMON or line not in text, name
+
+
+# A repository with two exercises, and the tests of the first.
+KERNELS = '''
 def double(x):
-    # exercise 1: twice x
+    """Twice x."""
     return 2 * x
-    # end of exercise
 
-def triple(x):
-    # exercise 2
-    return 3 * x
-    # end of exercise
-"""
+
+class Layer:
+    @staticmethod
+    def triple(x):
+        """Three times x."""
+        return 3 * x
+'''
 TESTS = """
 import pytest
-from kernels import double, triple
+from kernels import Layer, double
 
-@pytest.mark.exercise1
 @pytest.mark.parametrize("x", [1, 2])
 def test_double(x):
     assert double(x) == 2 * x
     with pytest.raises(NotImplementedError):
-        triple(x)
+        Layer.triple(x)
+"""
+CONFTEST = """
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker("exercise1")
+        item.user_properties.append(("test", "test_double"))
 """
 
 
 @pytest.fixture
 def graded(tmp_path, monkeypatch):
-    """A function that grades a solution of exercise 1, in a file with an error further down. It
-    returns the exit status and the result."""
-    monkeypatch.setattr(grade, "ROOT", tmp_path / "ours")
-    monkeypatch.setattr(grade, "FILES", ["kernels.py"])
-    monkeypatch.setattr(grade, "points_of_tests", lambda: {1: {"test_double": 3}})
+    """A function that grades a submission's kernels.py. It returns the exit status and the result."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(grade, "ROOT", Path("ours").absolute())
+    monkeypatch.setattr(grade, "COPIED", ["kernels.py", "test_canon.py", "conftest.py"])
+    functions = {1: ("kernels.py", "double"), 2: ("kernels.py", "Layer.triple")}
+    monkeypatch.setattr(grade, "FUNCTIONS", functions)
+    monkeypatch.setattr(grade, "TESTS", [(1, 3, "test_double")])
     for folder in ("ours", "theirs"):
         Path(folder).mkdir()
-    Path("ours/kernels.py").write_text(KERNELS)
-    Path("ours/test_canon.py").write_text(TESTS)
+    for name, text in zip(grade.COPIED, (KERNELS, TESTS, CONFTEST)):
+        Path("ours", name).write_text(text)
 
-    def grade_solution(solution, *options):
-        text = KERNELS.replace("    return 2 * x\n", solution)
-        Path("theirs/kernels.py").write_text(f"{text}an error\n")
+    def grade_submission(kernels, *options):
+        Path("theirs/kernels.py").write_text(kernels)
         status = grade.main(["1", "--of", "theirs", "--json", "results.json", *options])
         (result,) = json.loads(Path("results.json").read_text())["tests"]
         return status, result
 
-    return grade_solution
+    return grade_submission
 
 
-@pytest.mark.parametrize("solution, points, words", [
-    ("    return x + x\n", 3, "2 passed"),
-    ("    return 2\n", 0, "[2] - assert 2 == (2 * 2)"),
-    ("    return x +\n", 0, "invalid syntax (kernels.py, line 4)"),
-    ("    # end of exercise\n    # exercise 1\n", 0, "the comments around exercise 1 were changed"),
-])  # fmt: skip
-def test_a_submission_is_graded(solution, points, words, graded):
-    status, result = graded(solution)
-    assert result["score"] == points and words in result["output"]
-    assert status == (0 if points == 3 else 1)
+SUBMISSIONS = {
+    # What is elsewhere in the file does not count.
+    "def double(x):\n    return x + x\n\nan error\n": "",
+    "if True:\n  def double(x): # a comment\n   '''Mine.'''\n\n# another\n   return x + x\n)": "",
+    "print('passed')\nraise SystemExit\ndef double(x): return x + x": "",
+    "def double(x): 0\n@nobody\ndef double(x):\n  def again(x): return x\n  return again(x) + x": "",
+    # Within the function it does.
+    "def double(x):\n    return 2\n": "test_double[2]: assert 2 == (2 * 2)",
+    "\n\ndef double(x):\n    return x +\n": "invalid syntax (kernels.py, line 4)",
+    "def double(x):\n    break\n": "'break' outside loop (kernels.py, line 2)",
+    "def twice(x):\n    return x + x\n": "double is missing",
+    "def double(x):\n    if x == 2: raise KeyboardInterrupt\n    return x + x": "status 2",
+    "def double(x):\n    __import__('os')._exit(0)\n": "status 0",
+    "def double(x):\n    __import__('pytest').skip('why?')\n": "test_double[1]: why?",
+}
+
+
+@pytest.mark.parametrize("kernels, words", SUBMISSIONS.items())
+def test_a_submission_is_graded(kernels, words, graded, monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "PY_COLORS": "1", "PYTEST_ADDOPTS": "-k nothing"}.items():
+        monkeypatch.setenv(name, value)
+    status, result = graded(kernels)
+    assert (status, result["score"]) == ((1, 0) if words else (0, 3))
+    assert words in result["output"] and (words or result["output"] == "")
 
 
 def test_a_submission_has_a_time_limit(graded):
-    _, result = graded("    while True: pass\n", "--timeout", "1")
+    _, result = graded("def double(x):\n    while True: pass\n", "--timeout", "1")
     assert result["output"] == "not done in 1 s"
 
 
 def test_what_a_solution_starts_ends_with_its_tests(graded):
     pid = Path("pid").absolute()
     sleeper = "__import__('subprocess').Popen(['sleep', '99'])"
-    graded(f"    open({str(pid)!r}, 'w').write(str({sleeper}.pid))\n    return 2 * x\n")
+    graded(f"def double(x):\n    open({str(pid)!r}, 'w').write(str({sleeper}.pid))\n")
     command = ["ps", "-o", "stat=", "-p", pid.read_text()]
     for _ in range(100):  # a killed process takes a moment
         state = subprocess.run(command, capture_output=True, text=True).stdout
@@ -104,3 +145,9 @@ def test_what_a_solution_starts_ends_with_its_tests(graded):
             return
         time.sleep(0.1)
     pytest.fail("it still runs")
+
+
+def test_the_grader_is_imported_on_windows():
+    """Which has neither SIGKILL nor killpg."""
+    code = "import os, signal; del signal.SIGKILL, os.killpg; import make"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(grade.__file__).parent, check=True)

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 COPY_8 = "--task copy --N 8 --block-size 17"
 EXAMPLES = [  # the file and its flags
     ("retention", f"{COPY_8} --mixer retention"),
-    ("gated", f"{COPY_8} --canon-type gated"),
+    ("relatives", f"{COPY_8} --canon-type gated"),
     ("reverse", "--task reverse"),
     ("longer", "--task longer"),
     ("sets", "--task sets"),
@@ -35,7 +35,8 @@ EXAMPLES = [  # the file and its flags
 def fresh_tables():
     """What a program adds to the tables is gone after it, as if it had been another process."""
     with patch.dict(canon_gpt.CANONS), patch.dict(canon_gpt.MIXERS), patch.dict(tasks.TASKS):
-        yield
+        with patch.object(canon_gpt, "Block", canon_gpt.Block):
+            yield
 
 
 @pytest.mark.parametrize("name, flags", EXAMPLES)
@@ -54,6 +55,68 @@ def test_own_things_are_trained_drawn_and_shown(name, flags, tmp_path, monkeypat
         if name != "retention":  # it has no attention
             plot.main(["--inside", "out/own"])
             assert Path("out/own_inside.png").exists()
+
+
+def relative_of_a_token(name, layer, earlier):
+    """What a relative makes of a token. earlier (4, width): its input, the one before, ..."""
+    x, previous = earlier[:2]
+    if name == "dynamic":
+        return x + ((1 + layer.factors(x).tanh())[:, None] * layer.weight * earlier).sum(0)
+    if name == "primer":
+        return (layer.weight * earlier[:3]).sum(0)
+    if name == "mamba":
+        return torch.nn.functional.silu((layer.weight * earlier).sum(0) + layer.bias)
+    if name == "shift":
+        return layer.share * x + (1 - layer.share) * previous
+    if name == "smear":
+        return x + layer.scale * layer.gate(x[:24]).sigmoid() * previous
+    if name == "window":
+        scores = layer.key(earlier) @ layer.query(x) / 4 + layer.bias.flip(0)
+        return x + scores.softmax(0) @ earlier
+    mixed = (layer.weight * earlier).sum(0)
+    return x + 2 * (layer.gate * x).sigmoid() * mixed if name == "gated" else x + mixed
+
+
+@torch.no_grad()
+def test_relatives():
+    """Each token's output is what its definition says, in one piece and in several; and the model
+    passes train.py's checks."""
+    with fresh_tables():
+        names = set(runpy.run_path(str(HERE / "relatives.py"))["CANONS"]) - {"conv"}
+        for name in sorted(names):
+            config = canon_gpt.Config(
+                9, 40, n_layer=2, n_head=2, d_model=32, canon="abcd", canon_type=name
+            )
+            model = canon_gpt.CanonGPT(config)
+            train.check_model(model, contextlib.nullcontext())
+            layer = model.blocks[1].canon_a
+            for weight in layer.parameters():
+                weight += 0.3 * torch.randn_like(weight)
+            x, state = torch.randn(2, 9, 32), canon_gpt.State()
+            padded = torch.cat([torch.zeros(2, 3, 32), x], dim=1)
+            pieces = [layer(piece, state) for piece in x.split((1, 5, 3), dim=1)]
+            assert_close(torch.cat(pieces, dim=1), layer(x), msg=name)
+            for t in range(9):
+                earlier = padded[1, t : t + 4].flip(0)
+                assert_close(layer(x)[1, t], relative_of_a_token(name, layer, earlier), msg=name)
+    assert len(names) == 8
+
+
+@torch.no_grad()
+def test_inklings_places():
+    """Canon is on k, v, and on what attention and MLP add; q stays as it is."""
+    with fresh_tables():
+        runpy.run_path(str(HERE / "relatives.py"))
+        config = canon_gpt.Config(
+            9, 40, n_layer=1, n_head=2, d_model=32, canon="abc", canon_type="inkling"
+        )
+        block = canon_gpt.CanonGPT(config).blocks[0]
+        x, qkv = torch.randn(2, 9, 32), torch.randn(2, 9, 96)
+        kv = kernels.causal_conv(qkv[..., 32:], block.mixer.canon_b.weight)
+        assert_close(block.mixer.canon_b(qkv), torch.cat([qkv[..., :32], kv], dim=-1))
+        h = x + kernels.causal_conv(block.mixer(block.norm1(x)), block.canon_a.weight)
+        y = h + kernels.causal_conv(block.mlp(block.norm2(h)), block.canon_c.weight)
+        assert_close(block(x), y)
 
 
 def test_graft(tmp_path, monkeypatch, capsys):
