@@ -64,6 +64,32 @@ def test_names_in_the_texts_are_in_the_sources():
                 assert known.issuperset(name.strip(".").split(".")), f"{page}: {name}"
 
 
+SMALLER = {"--steps 500": "--steps 2", "--steps 800": "--steps 2 --eval-size 4"}
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Its code cells in order, in small sizes. IPython's `!` and `%%writefile` are done here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(grade.ROOT))  # the folder that the notebook is in
+    names, printed = {}, ""
+    for cell in json.loads((HERE / "colab.ipynb").read_text())["cells"]:
+        source = "".join(cell["source"]).replace("assignment/", f"{HERE}/")
+        for usual, small in SMALLER.items():
+            source = source.replace(usual, small)
+        first, _, rest = source.partition("\n")
+        if cell["cell_type"] == "markdown" or "git clone" in source or "google.colab" in source:
+            continue
+        assert cell["outputs"]
+        if first.startswith("%%writefile "):
+            Path(first.split()[1]).write_text(rest)
+        elif first.startswith("!python "):
+            command = [sys.executable, *first.split()[1:]]
+            printed += subprocess.run(command, capture_output=True, text=True).stdout
+        else:
+            exec(source, names)
+    assert "out/mine" in printed and "\nexercise 1    0 of 4\n" in printed
+
+
 # A repository with two exercises, and the tests of the first.
 KERNELS = '''
 def double(x):
