@@ -319,4 +319,4 @@ def test_front_page_tasks(task):
         after = abs(mean(scores(task, f"{flags} {CANON}")))
         is_share = task not in ("capo", "text")
         unit = "{:.0%} → {:.0%}" if is_share else "{:.2f} → {:.2f}"
-        assert unit.format(before, after).replace("% →", " →") in row.split(" | ")
+        assert unit.format(before, after).replace("% →", " →") in row.strip("| ").split(" | ")
