@@ -180,6 +180,33 @@ def hops_mastered(run):
     return ([share >= 0.9 for share in shares] + [False]).index(False)
 
 
+def test_lure():
+    """By a model that answers with what follows q's first place: half of the time the lure."""
+    task = make_task("depo1", N=6, word_len=(1, 1))
+
+    def model(tokens):
+        row = tokens[0].tolist()
+        logits = torch.zeros(1, len(row), task.vocab_size)
+        for place, token in enumerate(row):
+            if token == task.ans:
+                logits[0, place, row[row.index(row[place - 1]) + 1]] = 1
+        return logits, None
+
+    found = lure.ask(task, model, names=6)
+    assert {("right" if place % 2 == 0 else "lure", place) for _, place in found if place is not None} == {pair for pair in found if pair[1] is not None}
+    assert {kind for kind, place in found if place is None} <= {"right", "other"}
+    for known in (0, 3, 5):
+        assert lure.known_words(lure.expected_share(known, 20), 20) == pytest.approx(known)
+
+
+def test_counting_stops_depo1():
+    """Each seed masters one hop in the lure's steps with commas, and none does without."""
+    with_commas = plot.read_runs([HERE / "lure" / "runs.json"])
+    for names in (9,):
+        runs = [run for run in with_commas if run["task"]["name"] == "depo0" and run["task"]["N"] == names]
+        assert all(run["evals"][-1]["eval"]["k=1"] >= 0.9 for run in runs)
+
+
 def test_other_positions():
     for pos in ("alibi", "halibi"):
         without = best("depo1", f"--pos {pos}", "k=2")
