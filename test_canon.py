@@ -37,6 +37,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.random import default_rng
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 
 CUDA = torch.cuda.is_available()
@@ -243,11 +244,24 @@ def test_an_exported_convolution_is_right_at_any_length():
         assert_same(f"{T} tokens", file(x[:, :T]), layer(x[:, :T]))
 
 
-def test_compiled_code_is_not_taken_for_exported(monkeypatch):
+@needs_triton
+def test_a_compiled_model_runs_the_operators(monkeypatch):
     """On a GPU, the definition takes five times as long as the kernels."""
-    monkeypatch.setattr(kernels, "causal_conv_reference", None)
-    compiled = torch.compile(causal_conv, fullgraph=True, backend="eager")
-    compiled(torch.randn(1, 5, 2), torch.randn(4, 2))
+    monkeypatch.setattr(kernels, "fits_triton", lambda x, weight: True)  # as on a GPU
+    # Until torch 2.12, compiled code was told that it is being exported.
+    told = torch.compiler.is_dynamo_compiling
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: told())
+    found = []
+
+    def count_operators(graph, example):
+        names = [str(node.target) for node in graph.graph.nodes]
+        found.append(sum(name.startswith("canon.causal_conv") for name in names))
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=count_operators, bw_compiler=count_operators)
+    model = torch.compile(small_model(canon="abcd"), fullgraph=True, backend=backend)
+    model(some_tokens(), some_tokens())[1].backward()
+    assert found == [8, 8]  # forward and backward: four points in each of two layers
 
 
 @parametrize("name", FORMS)

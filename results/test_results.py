@@ -9,9 +9,12 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 import reproduce  # before plot, because it makes the folder above importable
+import lure
 import plot
 from comparisons import COMPARISONS
+from tasks import make_task
 
 HERE = Path(__file__).resolve().parent
 RUNS = reproduce.runs_here(own=HERE / "none")
@@ -192,19 +195,21 @@ def test_lure():
                 logits[0, place, row[row.index(row[place - 1]) + 1]] = 1
         return logits, None
 
-    found = lure.ask(task, model, names=6)
-    assert {("right" if place % 2 == 0 else "lure", place) for _, place in found if place is not None} == {pair for pair in found if pair[1] is not None}
-    assert {kind for kind, place in found if place is None} <= {"right", "other"}
+    for kind, place in lure.ask(task, model, names=6):
+        if place is not None:
+            assert kind == ("lure" if place % 2 else "right")
     for known in (0, 3, 5):
         assert lure.known_words(lure.expected_share(known, 20), 20) == pytest.approx(known)
 
 
 def test_counting_stops_depo1():
-    """Each seed masters one hop in the lure's steps with commas, and none does without."""
-    with_commas = plot.read_runs([HERE / "lure" / "runs.json"])
-    for names in (9,):
-        runs = [run for run in with_commas if run["task"]["name"] == "depo0" and run["task"]["N"] == names]
-        assert all(run["evals"][-1]["eval"]["k=1"] >= 0.9 for run in runs)
+    """Each seed masters one hop with commas, and none does without, in twice the steps."""
+    for names in (9, 20):
+        for task, goal_is_met in (("depo0", True), ("depo1", False)):
+            start = f"{task}_nano_nope_abcd_N={names}_K=4_"
+            runs = [run for name, run in RUNS.items() if name.startswith(start)]
+            assert len(runs) >= 3, start
+            assert all((step_of(run, "k=1") < math.inf) == goal_is_met for run in runs)
 
 
 def test_other_positions():
