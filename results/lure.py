@@ -11,8 +11,10 @@ draws out/lure.png: packed runs while they train, and right answers by q's place
 """
 
 import argparse
+import re
 import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
@@ -27,7 +29,7 @@ from canon_gpt import Refused, require
 from sample import load_model
 from tasks import Depo1, shuffles
 
-TITLE = "Depo1: models wait until they can count words; a comma saves them the wait"
+TITLE = "Depo1: models wait until they count words; with commas none waits"
 SIZES = (20, 10, 7, 5)  # names
 CYCLES = 200  # of each size
 KNOWN = 5  # words whose parity such a model knows, in the figure's thin lines
@@ -50,27 +52,28 @@ def ask(task, model, names):
     """One (found, place) for each question about one hop, in CYCLES cycles of that many names.
 
     found  "right", "lure", or "other": what the answer is
-    place  where q is first among the words of the edges, from 0; None if there is no lure
+    place  where q is first among the words of the edges, from 0; None if there is no lure, or if
+           it is the answer
     """
     rng = np.random.default_rng(7)
     sizes = [names] * CYCLES
-    asked = min(names, task.most_questions)
+    hops = [1 for _ in range(min(names, task.most_questions))]
     found = []
     for words, sources, nodes in zip(
         task.words.draw(rng, sizes), shuffles(rng, sizes), shuffles(rng, sizes)
     ):
-        document, answers = task.instance(words, sources, nodes[:asked], [1] * asked)
+        document, answers = task.instance(words, sources, nodes[: len(hops)], hops)
         logits, _ = model(torch.tensor([document.tokens[:-1]]))
         guesses = [None, *logits[0].argmax(-1).tolist()]  # of each token, given all before it
         for q, (_, start, end) in zip(nodes, answers):
             as_source = sources.index(q)
             as_target = sources.index((q - 1) % names)
-            has_lure = as_target + 1 not in (names, as_source)  # else q or a question is next
+            after = sources[as_target + 1] if as_target + 1 < names else q  # q: there is no edge
+            has_lure = after not in (q, (q + 1) % names)
             place = min(2 * as_source, 2 * as_target + 1) if has_lure else None
-            lure = words[sources[as_target + 1]] if has_lure else None
             if guesses[start:end] == document.tokens[start:end]:
                 found.append(("right", place))
-            elif has_lure and guesses[start] == lure[0]:
+            elif has_lure and guesses[start] == words[after][0]:
                 found.append(("lure", place))
             else:
                 found.append(("other", place))
@@ -92,65 +95,72 @@ def right_by_place(found):
     return {place: mean(values) for place, values in sorted(by_place.items())}
 
 
-# {label: (its packed runs, its names)}, all NoPE + Canon
-TRAINED = {
-    "5 names": ("depo1/runs.json", "depo1_nano_nope_abcd_s"),
-    "9 names": ("depo1/runs.json", "depo1_nano_nope_abcd_N=9_K=4_block-size=104_n-layer=4_steps"),
-    "10 names, a GPU's model": ("gpu/runs.json", "depo1_small_nope_abcd_s"),
-    "20 names": ("depo1/runs.json", "depo1_nano_nope_abcd_N=20_K=4_block-size=160_n-layer=4_steps"),
-    "9 names, with a comma": ("lure/runs.json", "comma9_nope_canon"),
-}
-LINES = ["-", "-.", "--", ":", "-"]
+NAMES_9 = "N=9_K=4_block-size=104_n-layer=4_steps=6000_lr=0.005"
+NAMES_20 = "N=20_K=4_block-size=160_n-layer=4_steps=6000_lr=0.005"
+COMMAS = "N=9_K=4_V=50_word-len=1-2_n-layer=4_n-head=2_steps=3000_batch-size=32_lr=0.005"
+# (label, its names, packed runs, their name without the seed, colour, line), all NoPE + Canon
+TRAINED = [
+    ("9 names, with commas", 9, "lure", f"depo0_nano_nope_abcd_{COMMAS}", plot.BLUE, "-"),
+    ("5 names", 5, "depo1", "depo1_nano_nope_abcd", plot.ORANGE, "-"),
+    ("10 names, a GPU's model", 10, "gpu", "depo1_small_nope_abcd", plot.ORANGE, "--"),
+    ("9 names", 9, "depo1", f"depo1_nano_nope_abcd_{NAMES_9}", plot.ORANGE, "-."),
+    ("20 names", 20, "depo1", f"depo1_nano_nope_abcd_{NAMES_20}", plot.ORANGE, ":"),
+]
 
 
 def draw_training(axis):
     """One hop against steps, and where a model that knows KNOWN words waits."""
-    for (label, (file, name)), line in zip(TRAINED.items(), LINES):
-        runs = [run for run in plot.read_runs([HERE / file]) if run["run"].startswith(name)]
+    for label, names, folder, name, colour, line in TRAINED:
+        runs = plot.read_runs([HERE / folder / "runs.json"])
+        runs = [run for run in runs if re.fullmatch(rf"{name}_s\d+", run["run"])]
         curve = plot.mean_by_step(runs, "k=1")
-        colour = plot.BLUE if "comma" in label else plot.ORANGE
         axis.plot(list(curve), list(curve.values()), line, color=colour, lw=2.2, label=label)
-        if "comma" not in label:
-            waits_at = expected_share(KNOWN, names=int(label.split()[0]))
-            axis.axhline(waits_at, color=plot.GREY, ls=line, lw=0.8)
+        if colour == plot.ORANGE:
+            axis.axhline(expected_share(KNOWN, names), color=plot.GREY, ls=line, lw=0.9)
     axis.set_xlim(0, 9000)
     axis.set_xlabel("training steps")
-    axis.set_title("one hop, NoPE + Canon; grey: five words known", fontsize=11)
+    axis.set_title(f"one hop, NoPE + Canon; grey: {KNOWN} words known", fontsize=11)
     axis.legend(fontsize=9, loc="lower right")
 
 
 def draw_places(axis, found):
-    """found: {a model's name: what `ask` found}."""
-    for answers in found.values():
+    """found: {a model's name: what `ask` found}. Thin lines are models, and a thick one is all."""
+    everything = list(chain.from_iterable(found.values()))
+    for answers, width in [*((each, 0.7) for each in found.values()), (everything, 2.4)]:
         right = right_by_place(answers)
-        axis.plot(list(right), list(right.values()), "o-", color=plot.ORANGE, lw=0.9, ms=3)
+        axis.plot(list(right), list(right.values()), color=plot.ORANGE, lw=width)
     axis.axhline(0.5, color=plot.GREY, ls=":", lw=1)
-    axis.set_xlabel("where q is first among the words")
-    axis.set_title(f"right answers among 10 names, {len(found)} models", fontsize=11)
+    axis.set_xlabel("the first place of q among the words")
+    axis.locator_params(axis="x", integer=True)
+    axis.set_title(f"one hop among 10 names, {len(found)} models that wait", fontsize=11)
+
+
+def rows_of(folder):
+    """(what `ask` found among 10 names, the table's rows) of a run. The known words follow from the
+    score among the most names, and the expected scores from them."""
+    task, model = load_model(folder)
+    require(isinstance(task, Depo1), "task", task.name, "allowed: depo1")
+    require(task.N >= SIZES[0], "N", task.N, f"at least {SIZES[0]}")
+    found = {names: ask(task, model, names) for names in SIZES}
+    known = known_words(shares(found[SIZES[0]])["right"], SIZES[0])
+    rows = []
+    for names in SIZES:
+        numbers = [*shares(found[names]).values(), expected_share(known, names)]
+        name = Path(folder).name if names == SIZES[0] else ""
+        rows.append([name, str(names), *map("{:.0%}".format, numbers), f"{known:.1f}"])
+    return found[10], rows
 
 
 def main():
     parser = argparse.ArgumentParser(prog="lure.py", usage=argparse.SUPPRESS)
     parser.add_argument("runs", nargs="+", help="folders of models trained on Depo1")
-    among_ten = {}
-    rows = [["", "names", "right", "lure", "other", "known words", "right, expected from 20 names"]]
-    for folder in parser.parse_args().runs:
-        try:
-            task, model = load_model(folder)
-            require(isinstance(task, Depo1), "task", task.name, "allowed: depo1")
-            require(task.N >= max(SIZES), "N", task.N, f"at least {max(SIZES)}")
-        except Refused as error:
-            parser.error(error)
-        for names in SIZES:  # the largest first
-            found = ask(task, model, names)
-            each = shares(found)
-            if names == max(SIZES):
-                known = known_words(each["right"], names)
-            if names == 10:
-                among_ten[folder] = found
-            cells = [each["right"], each["lure"], each["other"]]
-            expected = expected_share(known, names)
-            rows.append([folder, str(names), *map("{:.0%}".format, cells), f"{known:.1f}", f"{expected:.0%}"])
+    among_ten, rows = {}, [["", "names", "right", "lure", "other", "right, expected", "words known"]]
+    try:
+        for folder in parser.parse_args().runs:
+            among_ten[folder], its_rows = rows_of(folder)
+            rows += its_rows
+    except Refused as error:
+        parser.error(error)
     print(plot.markdown(rows))
     figure, (left, right) = plot.make_grid(2, TITLE, per_row=2, height=3.6)
     draw_training(left)
