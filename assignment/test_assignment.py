@@ -96,29 +96,25 @@ def double(x):
     """Twice x."""
     return 2 * x
 
-
-class Layer:
-    @staticmethod
-    def triple(x):
-        """Three times x."""
-        return 3 * x
+def triple(x):
+    """Three times x."""
+    return 3 * x
 '''
-TESTS = """
-import pytest
-from kernels import Layer, double
+TEST_CANON = '''
+import kernels, pytest
 
 @pytest.mark.parametrize("x", [1, 2])
 def test_double(x):
-    assert double(x) == 2 * x
+    assert kernels.double(x) == 2 * x
     with pytest.raises(NotImplementedError):
-        Layer.triple(x)
-"""
-CONFTEST = """
+        kernels.triple(x)
+'''
+CONFTEST = '''
 def pytest_collection_modifyitems(items):
     for item in items:
         item.add_marker("exercise1")
         item.user_properties.append(("test", "test_double"))
-"""
+'''
 
 
 @pytest.fixture
@@ -127,12 +123,12 @@ def graded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(grade, "ROOT", Path("ours").absolute())
     monkeypatch.setattr(grade, "COPIED", ["kernels.py", "test_canon.py", "conftest.py"])
-    functions = {1: ("kernels.py", "double"), 2: ("kernels.py", "Layer.triple")}
+    functions = {1: ("kernels.py", "double"), 2: ("kernels.py", "triple")}
     monkeypatch.setattr(grade, "FUNCTIONS", functions)
     monkeypatch.setattr(grade, "TESTS", [(1, 3, "test_double")])
     for folder in ("ours", "theirs"):
         Path(folder).mkdir()
-    for name, text in zip(grade.COPIED, (KERNELS, TESTS, CONFTEST)):
+    for name, text in zip(grade.COPIED, (KERNELS, TEST_CANON, CONFTEST)):
         Path("ours", name).write_text(text)
 
     def grade_submission(kernels, *options):
