@@ -90,91 +90,64 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert "out/mine" in printed and "\nexercise 1    0 of 4\n" in printed
 
 
-# A repository with two exercises, and the tests of the first.
-KERNELS = '''
-def double(x):
-    """Twice x."""
-    return 2 * x
-
-def triple(x):
-    """Three times x."""
-    return 3 * x
-'''
-TEST_CANON = '''
-import kernels, pytest
-
-@pytest.mark.parametrize("x", [1, 2])
-def test_double(x):
-    assert kernels.double(x) == 2 * x
-    with pytest.raises(NotImplementedError):
-        kernels.triple(x)
-'''
-CONFTEST = '''
-def pytest_collection_modifyitems(items):
-    for item in items:
-        item.add_marker("exercise1")
-        item.user_properties.append(("test", "test_double"))
-'''
-
-
-@pytest.fixture
-def graded(tmp_path, monkeypatch):
-    """A function that grades a kernels.py. It returns the exit status and the result."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grade, "ROOT", Path("ours").absolute())
-    monkeypatch.setattr(grade, "COPIED", ["kernels.py", "test_canon.py", "conftest.py"])
-    functions = {1: ("kernels.py", "double"), 2: ("kernels.py", "triple")}
-    monkeypatch.setattr(grade, "FUNCTIONS", functions)
-    monkeypatch.setattr(grade, "TESTS", [(1, 3, "test_double")])
-    for folder in ("ours", "theirs"):
-        Path(folder).mkdir()
-    for name, text in zip(grade.COPIED, (KERNELS, TEST_CANON, CONFTEST)):
-        Path("ours", name).write_text(text)
-
-    def grade_submission(kernels, *options):
-        Path("theirs/kernels.py").write_text(kernels)
-        status = grade.main(["1", "--of", "theirs", "--json", "results.json", *options])
-        (result,) = json.loads(Path("results.json").read_text())["tests"]
-        return status, result
-
-    return grade_submission
-
-
-SUBMISSIONS = {
-    # What is elsewhere in the file does not count.
-    "def double(x):\n    return x + x\n\nan error\n": "",
-    "if True:\n  def double(x): # a comment\n   '''Mine.'''\n\n# another\n   return x + x\n)": "",
-    "print('passed')\nraise SystemExit\ndef double(x): return x + x": "",
-    "def double(x): 0\n@nobody\ndef double(x):\n  def again(x): return 2*x\n  return again(x)": "",
-    # Within the function it does.
-    "def double(x):\n    return 2\n": "test_double[2]: assert 2 == (2 * 2)",
+BODIES = {  # of `double` in these files; or what is wrong
+    "def double(x):\n    return x + x\n\nan error\n": "return x + x",
+    "if True:\n  def double(x): # one\n   'Mine.'\n\n# two\n   return x + x\n)": "return x + x",
+    "print('passed')\nraise SystemExit\ndef double(x): return x + x": "return x + x",
+    "def f():\n  def double(x): 1\n@f\ndef double(x): 2\n@f\ndef double(x): 3\n": "3",
+    "def double(x):\n  def two(): return 2\n  return two": "def two():\n    return 2\nreturn two",
     "\n\ndef double(x):\n    return x +\n": "invalid syntax (kernels.py, line 4)",
     "def double(x):\n    break\n": "'break' outside loop (kernels.py, line 2)",
     "def twice(x):\n    return x + x\n": "double is missing",
-    "def double(x):\n    if x == 2: raise KeyboardInterrupt\n    return x + x": "status 2",
-    "def double(x):\n    __import__('os')._exit(0)\n": "status 0",
-    "def double(x):\n    __import__('pytest').skip('why?')\n": "test_double[1]: why?",
 }
 
 
-@pytest.mark.parametrize("kernels, words", SUBMISSIONS.items())
-def test_a_submission_is_graded(kernels, words, graded, monkeypatch):
+@pytest.mark.parametrize("text, body", BODIES.items())
+def test_only_the_body_of_a_function_is_taken(text, body, tmp_path):
+    (tmp_path / "kernels.py").write_text(text)
+    try:
+        found = grade.read_body(tmp_path / "kernels.py", "double")
+    except (SyntaxError, ValueError) as error:
+        found = str(error)
+    assert found == body
+
+
+def grade_exercise_1(text, *options):
+    """The exit status and the result for this kernels.py."""
+    Path("kernels.py").write_text(text)
+    status = grade.main(["1", "--of", ".", "--json", "results.json", *options])
+    (result,) = json.loads(Path("results.json").read_text())["tests"]
+    return status, result["score"], result["output"]
+
+
+def test_a_solution_gets_its_points_whatever_is_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--color=yes -k nothing")
-    status, result = graded(kernels)
-    assert (status, result["score"]) == ((1, 0) if words else (0, 3))
-    assert words in result["output"] and (words or result["output"] == "")
+    assert grade_exercise_1((grade.ROOT / "kernels.py").read_text()) == (0, 4, "")
 
 
-def test_a_submission_has_a_time_limit(graded):
-    _, result = graded("def double(x):\n    while True: pass\n", "--timeout", "1")
-    assert result["output"] == "not done in 1 s"
+def test_a_skipped_test_gives_no_points(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "__import__('pytest').skip('why?')"
+    status, score, output = grade_exercise_1(f"def causal_conv_reference(): {line}")
+    assert (status, score) == (1, 0) and output.startswith("test_convolution_by_hand: why?\n")
 
 
-def test_what_a_solution_starts_ends_with_its_tests(graded):
-    pid = Path("pid").absolute()
+def test_a_submission_has_a_time_limit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "while True: pass"
+    result = grade_exercise_1(f"def causal_conv_reference():\n {line}", "--timeout", "0.5")
+    assert result == (1, 0, "not done in 0.5 s")
+
+
+def test_what_a_submission_starts_ends_with_its_tests(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pid = tmp_path / "pid"
     sleeper = "__import__('subprocess').Popen(['sleep', '99'])"
-    graded(f"def double(x):\n    open({str(pid)!r}, 'w').write(str({sleeper}.pid))\n")
+    line = f"open({str(pid)!r}, 'w').write(str({sleeper}.pid)); raise KeyboardInterrupt"
+    status, score, output = grade_exercise_1(f"def causal_conv_reference(): {line}")
+    assert (status, score) == (1, 0) and output.startswith("pytest ended with status 2: ")
     command = ["ps", "-o", "stat=", "-p", pid.read_text()]
     for _ in range(100):  # a killed process takes a moment
         state = subprocess.run(command, capture_output=True, text=True).stdout
