@@ -1,14 +1,15 @@
 """Figures and tables from runs:   python plot.py out/*
 
 Draws a figure for each task and preset, such as out/copy_nano.png, and prints the last scores as a
-Markdown table.
+Markdown table. If sizes of a task differ, each has its own figure: out/copy_nano_N=16.png.
 
-    python plot.py out/* --save runs.json    also packs the runs into one file, which it can draw
+    python plot.py out/* --save runs.json    also packs the runs into one file
+    python plot.py runs.json                 draws packed runs: out/packed_copy_nano.png
     python plot.py --inside out/RUN          draws where a model's sharpest heads look
 
 Runs that differ only in their seed are one group. Its label is their folders' name without task,
-preset and seed: copy_nano_rope_abcd_s0 and copy_nano_rope_abcd_s1 are "rope_abcd", in the figure
-copy_nano.
+preset, seed and the flags that all runs of the figure share: copy_nano_rope_abcd_s0 and
+copy_nano_rope_abcd_s1 are "rope_abcd", in the figure copy_nano.
 
 Reading order: 1 reading runs; 2 groups and their scores; 3 a table; 4 two figures, `curves` and
 `bars`; 5 inside a model; 6 the command line.
@@ -17,21 +18,28 @@ Reading order: 1 reading runs; 2 groups and their scores; 3 a table; 4 two figur
 import argparse
 import json
 import math
+import os
 import re
+import sys
 import textwrap
 from collections import Counter
 from glob import glob
 from itertools import chain
 from pathlib import Path
 from statistics import mean
+from unittest.mock import patch
+
+if "IPython" not in sys.modules:  # a program that a notebook starts inherits this,
+    os.environ.pop("MPLBACKEND", None)  # but may not have the notebook's backend
 
 import matplotlib
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from canon_gpt import Attention, Refused, require
+from canon_gpt import Refused, require
 from sample import load_model
 from tasks import SAMPLES, device_of, score_text
 
@@ -39,7 +47,7 @@ from tasks import SAMPLES, device_of, score_text
 #
 # A run is the dict in its config.json with two more entries from its log:
 #
-#     evals     [{"step": .., "eval": {score: value}}, ..]
+#     evals     [{"step": .., "eval": {score: value}}, ..], NaN where the log has null
 #     seconds   how long it trained; None if it was stopped, or still trains
 
 
@@ -69,7 +77,8 @@ def read_folder(folder):
     if not config.exists() or not log.exists():
         return []
     run = json.loads(config.read_text()) | {"evals": [], "seconds": None}
-    for line in map(json.loads, log.read_text().splitlines()):
+    text = log.read_text().replace(": null", ": NaN")  # scores that JSON can't hold
+    for line in map(json.loads, text.splitlines()):
         if "final" in line:  # it repeats the last scores
             run["seconds"] = line["seconds"]
         elif "eval" in line:
@@ -92,29 +101,51 @@ def pack(runs, path):
 def group(runs):
     """The runs of one figure as groups. Of runs with the same name the last one counts."""
     by_name = {run["run"]: run for run in runs}
+    shared = shared_flags(runs)
     groups = {}
     for run in sorted(by_name.values(), key=drawing_order):
-        groups.setdefault(label_of(run), []).append(run)
+        label = "_".join(word for word in words_of(run) if word not in shared)
+        groups.setdefault(label, []).append(run)
     return groups
 
 
 def drawing_order(run):
     """What to sort runs by: without Canon before with it, then by name, then by seed."""
-    return run["model"]["canon"] != "", label_of(run), run["training"]["seed"]
+    return run["model"]["canon"] != "", words_of(run), run["training"]["seed"]
 
 
-def label_of(run):
-    """The run's name without task, preset and seed: "rope_abcd" for copy_nano_rope_abcd_s0.
+def words_of(run):
+    """The run's name without task, preset and seed: ["rope", "abcd", "N=16"]. A folder that --out
+    called "my_run" is ["my_run"]."""
+    name = re.sub(r"_s\d+$", "", run["run"])
+    start = f"{task_and_preset(run)}_"
+    return name.removeprefix(start).split("_") if name.startswith(start) else [name]
 
-    A folder that --out called "mine" stays "mine".
-    """
-    without_seed = re.sub(r"_s\d+$", "", run["run"])
-    return without_seed.removeprefix(f"{figure_of(run)}_")
+
+def shared_flags(runs):
+    """The flags that all runs with such a name have in it: {"N=16", "steps=800"}."""
+    flags = [set(words[2:]) for words in map(words_of, runs) if len(words) > 1]
+    return set.intersection(*flags) if flags else set()
 
 
-def figure_of(run):
-    """The name of the figure that shows this run, such as "copy_nano"."""
+def task_and_preset(run):
+    """Such as "copy_nano"."""
     return f"{run['task']['name']}_{run['preset']}"
+
+
+def by_figure(runs):
+    """{name: its runs} of all figures. The name is "copy_nano", or "copy_nano_N=16" where N differs
+    between the tasks."""
+    figures = {}
+    for run in runs:
+        words = [task_and_preset(run)]
+        tasks = [other["task"] for other in runs if task_and_preset(other) == words[0]]
+        for name, value in run["task"].items():
+            if any(task.get(name) != value for task in tasks):
+                file_safe = re.sub(r"[^\w.-]+", "-", str(value))[:16]
+                words.append(f"{name.replace('_', '-')}={file_safe}")
+        figures.setdefault("_".join(words), []).append(run)
+    return figures
 
 
 def all_runs(groups):
@@ -122,18 +153,14 @@ def all_runs(groups):
 
 
 def all_scores(groups):
-    """{score: its heading} for all scores of these runs, in the order in which tasks report them."""
-    found = {}
-    for run in all_runs(groups):
-        found |= {score: score for score in run["evals"][-1]["eval"]}
-    return found
+    """{score: its heading} for all scores of these runs, in the order in which tasks give them."""
+    last = [run["evals"][-1]["eval"] for run in all_runs(groups)]
+    return {score: score for score in chain.from_iterable(last)}
 
 
 def unit_of(groups, score):
-    for run in all_runs(groups):
-        if score in run["units"]:
-            return run["units"][score]
-    return ""
+    units = [run["units"][score] for run in all_runs(groups) if score in run["units"]]
+    return units[0] if units else ""
 
 
 def chances_of(groups, score):
@@ -175,7 +202,7 @@ def table(groups, headings=None):
     headings = headings or all_scores(groups)
     rows = [["", *headings.values()]]
     for label, runs in groups.items():
-        rows.append([with_progress(label, runs), *(cell(runs, score) for score in headings)])
+        rows.append([in_words(label, runs), *(cell(runs, score) for score in headings)])
     if len(headings) > len(groups):
         rows = [list(column) for column in zip(*rows)]
     return markdown(rows)
@@ -195,8 +222,10 @@ def cell(runs, score):
     return f"{score_text(mean(values), unit)} ({', '.join(each).replace('%', '')})"
 
 
-def with_progress(label, runs):
-    """The label, and how far its unfinished runs are: "mine, seed 1 (step 800 of 16,000)"."""
+def in_words(label, runs):
+    """The label as readers see it, such as "rope without Canon" for "rope_bare", and how far its
+    unfinished runs are: "mine, seed 1 (step 800 of 16,000)"."""
+    label = label.replace("_bare", " without Canon").replace("_", " ")
     for run in runs:
         if run["seconds"] is None:
             step, training = run["evals"][-1]["step"], run["training"]
@@ -213,16 +242,20 @@ def markdown(rows):
 # ---- 4. Figures ------------------------------------------------------------
 #
 # Attention is grey without Canon and orange with it, and its lines are dashed without positions.
-# Other mixers are pale blue without Canon and blue with it. A good title says what was found.
+# Other mixers are pale blue without Canon and blue with it. Up to three lines that this makes equal
+# differ in their markers; more have other colours, because they differ in something else than
+# Canon. A good title says what was found.
 
 GREY, ORANGE = "#808080", "#e8590c"
 PALE_BLUE, BLUE = "#9ec5e8", "#1864ab"
-MARKERS = ["", "o", "s", "^", "D", "v"]  # for models that share colour and dashes
+MARKERS = ["", "o", "s", "^", "D", "v"]
+OTHERS = ["#2ca02c", "#9467bd", "#d62728", "#17becf", "#8c564b", "#e377c2", "#bcbd22", "#1f77b4"]
 
 matplotlib.rc("font", size=11)
 matplotlib.rc("text", parse_math=False)  # a $ in a name is a $
 matplotlib.rc("axes", titlesize=12, titlelocation="left")
 matplotlib.rc("axes.spines", top=False, right=False)
+matplotlib.rc("legend", title_fontsize=9, frameon=False)
 
 
 def curves(groups, title="", headings=None):
@@ -231,21 +264,22 @@ def curves(groups, title="", headings=None):
     headings  {score: the title of its panel} for the scores to draw; None: all, by their names
     """
     meaning = "Thick lines are means, thin lines single seeds."
-    return draw_panels(draw_curves, groups, title, headings, meaning, per_row=3, height=2.9)
+    height = 2.9 + 0.1 * len(groups)  # inches, with two columns of labels below
+    return draw_panels(draw_curves, groups, title, headings, meaning, per_row=3, height=height)
 
 
 def bars(groups, title="", headings=None):
     """The last scores, a panel per score and a row per group."""
     meaning = "Bars are means, dots single seeds."
-    lines = [shown_label(label, runs).count("\n") + 1 for label, runs in groups.items()]
-    height = 0.9 + 0.16 * max(2, *lines) * len(groups)
+    lines = max(shown_label(*each).count("\n") for each in groups.items())
+    height = 0.9 + 0.16 * max(2, lines + 1) * len(groups)
     return draw_panels(draw_bars, groups, title, headings, meaning, per_row=4, height=height)
 
 
 def draw_panels(draw, groups, title, headings, meaning, per_row, height):
     """A figure. `draw` draws a panel and returns what goes into the legend.
 
-    meaning   what lines or bars mean, for the small print
+    meaning   what lines or bars mean if models have several seeds, for the small print
     """
     headings = headings or all_scores(groups)
     figure, axes = make_grid(len(headings), title, per_row, height)
@@ -253,28 +287,25 @@ def draw_panels(draw, groups, title, headings, meaning, per_row, height):
     for axis, (score, heading) in zip(axes, headings.items()):
         legend.update(draw(axis, groups, score))
         axis.set_title(heading)
-    lines = sum(text.count("\n") + 1 for text in legend)
-    figure.set_figheight(figure.get_figheight() + 0.1 * lines)  # inches, for two columns
     figure.legend(
         legend.values(),
         legend.keys(),
-        title=f"{meaning} {seeds_and_steps(groups)}",
-        title_fontsize=9,
+        title=small_print(groups, meaning),
         alignment="left",
         loc="outside lower left",
         ncols=2,
-        frameon=False,
     )
     return figure
 
 
-def seeds_and_steps(groups):
-    """For the small print: "Seeds per model: 1 to 3. Training steps: 16,000." """
+def small_print(groups, meaning):
+    """Such as "Bars are means, dots seeds. Seeds per model: 1 to 3. Training steps: 800." """
     seeds = Counter()  # of each model on each task
     for label, runs in groups.items():
         seeds.update((label, run["task"]["name"]) for run in runs)
     steps = [run["training"]["steps"] for run in all_runs(groups)]
-    return f"Seeds per model: {span(seeds.values())}. Training steps: {span(steps)}."
+    meaning = f"{meaning} " if max(seeds.values()) > 1 else ""
+    return f"{meaning}Seeds per model: {span(seeds.values())}. Training steps: {span(steps)}."
 
 
 def span(numbers):
@@ -292,47 +323,50 @@ def make_grid(count, title, per_row, height):
     return figure, axes
 
 
-def styles(groups):
+def usual_style(runs):
+    """(colour, line style) of a group."""
+    model = runs[0]["model"]
+    attends = model["mixer"] == "attention"
+    without, with_canon = (GREY, ORANGE) if attends else (PALE_BLUE, BLUE)
+    line = "--" if attends and model["pos"] == "nope" else "-"
+    return with_canon if model["canon"] else without, line
+
+
+def line_styles(groups):
     """{label: (colour, line style, marker)}"""
-    found, uses = {}, Counter()
+    alike = {}  # {(colour, line style): the labels that have it}
     for label, runs in groups.items():
-        model = runs[0]["model"]
-        attends = model["mixer"] == "attention"
-        without, with_canon = (GREY, ORANGE) if attends else (PALE_BLUE, BLUE)
-        colour = with_canon if model["canon"] else without
-        line = "--" if attends and model["pos"] == "nope" else "-"
-        marker = MARKERS[uses[colour, line] % len(MARKERS)]
-        uses[colour, line] += 1
-        found[label] = colour, line, marker
+        alike.setdefault(usual_style(runs), []).append(label)
+    found = {}
+    for (colour, line), labels in alike.items():
+        for number, label in enumerate(labels):
+            own = OTHERS[number % len(OTHERS)] if len(labels) > 3 else colour
+            found[label] = own, line, MARKERS[number % len(MARKERS)]
     return found
 
 
 def shown_label(label, runs):
     """The same in lines that fit a legend."""
-    words = with_progress(label, runs).replace("_", " ")
-    return textwrap.fill(words, width=40, break_on_hyphens=False)
+    return textwrap.fill(in_words(label, runs), width=40, break_on_hyphens=False)
 
 
 def draw_curves(axis, groups, score):
-    unit, style_of = unit_of(groups, score), styles(groups)
+    unit, style_of = unit_of(groups, score), line_styles(groups)
     legend = {}
     for label, runs in groups.items():
         colour, line, marker = style_of[label]
+        thin = {"color": colour, "ls": line, "lw": 0.9, "marker": ".", "ms": 3, "alpha": 0.5}
         for run in runs if len(runs) > 1 else []:  # a single run is its own mean
             curve = values_by_step(run, score)
-            thin = {"color": colour, "ls": line, "lw": 0.9, "marker": ".", "ms": 3, "alpha": 0.5}
             axis.plot(list(curve), list(curve.values()), **thin)
         curve = mean_by_step(runs, score)
-        thick = {"color": colour, "ls": line, "lw": 2.6, "marker": marker}
-        thick["markevery"] = max(1, len(curve) // 8)
-        if len(curve) == 1:
-            thick["marker"] = "o"  # a line of one point would be invisible
+        thick = {"color": colour, "ls": line, "lw": 2.6, "markevery": max(1, len(curve) // 8)}
+        thick["marker"] = marker if len(curve) > 1 else "o"  # one point without it is invisible
         (mean_line,) = axis.plot(list(curve), list(curve.values()), **thick)
         legend[shown_label(label, runs)] = mean_line
     for chance in chances_of(groups, score):
         legend["chance"] = axis.axhline(chance, color=GREY, ls=":", lw=1)
-    axis.set_xlabel("training steps")
-    axis.set_xlim(left=0)
+    axis.set(xlabel="training steps", xlim=(0, None))
     axis.locator_params(axis="x", nbins=4)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     if unit == "share":
@@ -344,17 +378,17 @@ def draw_curves(axis, groups, score):
 
 
 def draw_bars(axis, groups, score):
-    unit, style_of = unit_of(groups, score), styles(groups)
+    unit = unit_of(groups, score)
     legend = {}
     for row, (label, runs) in enumerate(groups.items()):
         values = last_scores(runs, score)
         if not values:
             continue
-        colour, _, _ = style_of[label]
+        colour, _ = usual_style(runs)
         axis.barh(row, mean(values), color=colour, height=0.7)
-        rows = [row] * len(values)
         # Not clipped, because half of a dot at 0 or 100% lies outside the axes.
-        axis.plot(values, rows, "o", color="white", mec="#333333", ms=4.5, clip_on=False)
+        dots = {"color": "white", "mec": "#333333", "ms": 4.5, "clip_on": False}
+        axis.plot(values, [row] * len(values), "o", **dots)
         beside = axis.get_yaxis_transform()  # x as a share of the axes, y in rows
         text = score_text(mean(values), unit)
         axis.text(1.08, row, text, transform=beside, va="center_baseline")
@@ -378,37 +412,42 @@ def draw_bars(axis, groups, score):
 
 @torch.no_grad()
 def attention_maps(model, tokens):
-    """{(layer, head): (T, T)}, both counted from 1. Row t is how token t spreads its attention."""
+    """{(layer, head): (T, T)}, both counted from 1. Row t is how token t spreads its attention.
+
+    They are the weights of all attention that PyTorch computes in a forward pass, from the very
+    queries, keys, mask and scale that the layers pass.
+    """
+    layers = []  # each a list of weights, one per head
+    attend = F.scaled_dot_product_attention
+
+    def attend_and_record(query, key, value, *others, **options):
+        # This function returns weights @ value and never shows the weights. But if the value is the
+        # identity matrix, it returns the weights.
+        identity = torch.eye(value.shape[-2]).to(value).expand(*value.shape[:-1], -1)
+        weights = attend(query, key, identity, *others, **options)
+        if weights.shape[-2:] == (len(tokens), len(tokens)):  # not so for a window
+            layers[-1] += weights.flatten(0, -3)
+        return attend(query, key, value, *others, **options)
+
+    def add_layer(block, inputs):
+        layers.append([])
+
+    hooks = [block.register_forward_pre_hook(add_layer) for block in model.blocks]
+    with patch.object(F, "scaled_dot_product_attention", attend_and_record):
+        model(torch.tensor([tokens], device=device_of(model)))
+    for hook in hooks:
+        hook.remove()
     maps = {}
-    x = model.embed(torch.tensor([tokens], device=device_of(model)))
-    for layer, block in enumerate(model.blocks, 1):
-        if isinstance(block.mixer, Attention):
-            weights = attention_weights(block.mixer, block.canon_a(block.norm1(x)))
-            for head, head_weights in enumerate(weights, 1):
-                maps[layer, head] = head_weights
-        x = block(x)
+    for layer, heads in enumerate(layers, 1):
+        maps |= {(layer, head): weights for head, weights in enumerate(heads, 1)}
     return maps
 
 
-def attention_weights(attention, x):
-    """softmax(q k^T / sqrt(K) + mask), (H, T, T), where x (1, T, D) is what this layer reads.
-
-    This repeats the first half of Attention.forward. The second half hands q, k and v to PyTorch's
-    fused function, which never forms these weights as a matrix.
-    """
-    T = x.shape[1]
-    qkv = attention.canon_b(attention.qkv(x))  # (1, T, 3D)
-    q, k, _ = qkv.unflatten(-1, (3, attention.n_head, -1)).unbind(2)  # (1, T, H, K)
-    q = attention.positions.turn(q, 0)[0].transpose(0, 1)  # (H, T, K)
-    k = attention.positions.turn(k, 0)[0].transpose(0, 1)
-    mask = attention.mask(T, T, like=q)
-    if mask is None:  # only the future is hidden
-        mask = torch.full((T, T), -math.inf, device=x.device).triu(1)
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    return (scores + mask).softmax(-1)
-
-
 MOST_ROWS, MOST_COLUMNS = 12, 40  # of a panel
+
+HOW_TO_READ = """a → b: the model has read a, and should say b. To find out, a head looks for an
+earlier a. After Canon-A or B a token also tells of the three before it, so that head may
+look one, two or three places after a."""
 
 
 def inside(folder, title=""):
@@ -421,10 +460,8 @@ def inside(folder, title=""):
     rng = np.random.default_rng([0, SAMPLES])  # other numbers than training's and evaluation's
     (document,) = task.documents(rng, 1)
     tokens = document.tokens[:-1]  # nothing follows the last one
-    rows = []  # the tokens that a target follows
-    for start, end in document.targets:
-        rows += range(max(start, 1) - 1, end - 1)  # nothing predicts the first token
-    rows = rows[-MOST_ROWS:]
+    is_target = document.target_tokens()[1:] >= 0  # nothing predicts the first one
+    rows = np.flatnonzero(is_target)[-MOST_ROWS:]  # the tokens that a target follows
     words = [task.vocabulary[token] for token in document.tokens]
     answers = [f"{words[t]} → {words[t + 1]}" for t in rows]
 
@@ -440,13 +477,13 @@ def inside(folder, title=""):
     for axis, (layer, head) in zip(axes, sharpest):
         weights = maps[layer, head][:, columns].numpy()
         image = axis.imshow(weights, cmap="Oranges", vmin=0, vmax=1, aspect="auto")
-        on_one_token = f"{sharpness[layer, head]:.0%} on one token"
-        axis.set_title(f"layer {layer}, head {head}: {on_one_token}")
+        axis.set_title(f"layer {layer}, head {head}: {sharpness[layer, head]:.0%} on one token")
         axis.set_yticks(range(len(rows)), answers, fontsize=9)
         axis.set_ylabel("answers")
         axis.set_xticks([])
     axes[-1].set_xticks(range(len(columns)), [words[t] for t in columns], rotation=90)
     axes[-1].set_xlabel(f"looks at ({len(columns)} of {len(tokens)} tokens)")
+    figure.supxlabel(HOW_TO_READ, fontsize=9, x=0.01, ha="left")
     figure.colorbar(image, ax=axes, label="attention", format=PercentFormatter(xmax=1), aspect=40)
     return figure
 
@@ -462,15 +499,14 @@ def save(figure, name):
     print(path)
 
 
-def draw_runs(runs):
-    """A figure and a table for each task and preset."""
-    by_figure = {}
-    for run in runs:
-        by_figure.setdefault(figure_of(run), []).append(run)
-    for name, its_runs in by_figure.items():
+def draw_runs(runs, start):
+    """A figure, whose name begins with `start`, and a table for each task, its size, and preset."""
+    for name, its_runs in by_figure(runs).items():
         groups = group(its_runs)
+        words = name.split("_")
+        words += sorted(shared_flags(its_runs) - set(words))
         draw = curves if len(groups) <= 10 else bars  # more lines would hide one another
-        save(draw(groups, title=name), name)
+        save(draw(groups, title=" ".join(words)), start + name)
         print(f"\n{table(groups)}\n")
 
 
@@ -482,30 +518,25 @@ def main(argv=None):
         usage=argparse.SUPPRESS,  # so that an error is one line
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("runs", nargs="+", help="run folders, or files that --save wrote")
-    add("--save", type=Path, help="also pack the runs into this file")
-    add("--inside", action="store_true", help="draw where a model's sharpest heads look")
+    parser.add_argument("runs", nargs="+", help="run folders, or files that --save wrote")
+    parser.add_argument("--save", type=Path, help="also pack the runs into this file")
+    parser.add_argument("--inside", action="store_true", help="draw where sharp heads look")
     args = parser.parse_args(argv)
     paths = []
-    for name in args.runs:
-        if Path(name).exists():
-            paths.append(name)
-        else:  # Windows' shell leaves it to programs to expand out/*
-            paths += sorted(glob(name)) or [name]
+    for name in args.runs:  # Windows' shell leaves it to programs to expand out/*
+        paths += [name] if Path(name).exists() else sorted(glob(name)) or [name]
     try:
         if args.inside:
             for path in paths:
-                name = Path(path).resolve().name
-                figure = inside(path, title=f"{name}: where its heads look")
-                save(figure, f"{name}_inside")
+                save(inside(path), f"{Path(path).resolve().name}_inside")
             return
         runs = read_runs(paths)
         if not runs:
             raise Refused(f"no run in {', '.join(paths)}")
         if args.save:
             pack(runs, args.save)
-        draw_runs(runs)
+        in_folders = all(Path(path).is_dir() for path in paths)
+        draw_runs(runs, start="" if in_folders else "packed_")  # own figures stay as they are
     except (Refused, OSError) as error:
         parser.error(str(error))
 

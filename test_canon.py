@@ -37,6 +37,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.random import default_rng
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 
 CUDA = torch.cuda.is_available()
@@ -243,11 +244,24 @@ def test_an_exported_convolution_is_right_at_any_length():
         assert_same(f"{T} tokens", file(x[:, :T]), layer(x[:, :T]))
 
 
-def test_compiled_code_is_not_taken_for_exported(monkeypatch):
+@needs_triton
+def test_a_compiled_model_runs_the_operators(monkeypatch):
     """On a GPU, the definition takes five times as long as the kernels."""
-    monkeypatch.setattr(kernels, "causal_conv_reference", None)
-    compiled = torch.compile(causal_conv, fullgraph=True, backend="eager")
-    compiled(torch.randn(1, 5, 2), torch.randn(4, 2))
+    monkeypatch.setattr(kernels, "fits_triton", lambda x, weight: True)  # as on a GPU
+    # Until torch 2.12, compiled code was told that it is being exported.
+    told = torch.compiler.is_dynamo_compiling
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: told())
+    found = []
+
+    def count_operators(graph, example):
+        names = [str(node.target) for node in graph.graph.nodes]
+        found.append(sum(name.startswith("canon.causal_conv") for name in names))
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=count_operators, bw_compiler=count_operators)
+    model = torch.compile(small_model(canon="abcd"), fullgraph=True, backend=backend)
+    model(some_tokens(), some_tokens())[1].backward()
+    assert found == [8, 8]  # forward and backward: four points in each of two layers
 
 
 @parametrize("name", FORMS)
@@ -2249,8 +2263,12 @@ def test_runs_are_read(here):
         log = Path("out", name, "metrics.jsonl")
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:count]))
     Path("out/figure.png").touch()
+    shutil.copytree("out/stopped", "out/undefined")
+    log = Path("out/undefined/metrics.jsonl")
+    log.write_text(re.sub(r'"tokens": [\d.]+}', '"tokens": null}', log.read_text()))
     runs = plot.read_runs(sorted(Path("out").iterdir()))
-    finished, stopped = runs
+    finished, stopped, undefined = runs
+    assert math.isnan(plot.last_scores([undefined], "tokens")[0])
     last = logged("out/finished")[-1]
     assert [line["step"] for line in finished["evals"]] == [10, 20, 40]
     assert finished["evals"][-1]["eval"] == last["eval"] and finished["seconds"] == last["seconds"]
@@ -2323,8 +2341,38 @@ def test_attention_maps_are_the_weights_of_attention(pos):
     assert_close(torch.stack(list(maps.values())), shares)
 
 
+class SharpMixer(canon_gpt.Mixer):
+    """Attention with one head and its own scale. It keeps its weights."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.qkv = torch.nn.Linear(config.d_model, 3 * config.d_model)
+
+    def forward(self, x, state=None):
+        q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)  # (1, 1, T, D)
+        future = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        self.weights = (9 * q @ k.mT).masked_fill(future, -math.inf).softmax(-1)[0, 0]
+        options = dict(value=v, is_causal=True, scale=9)
+        return F.scaled_dot_product_attention(q, k, **options)[:, 0]
+
+
+@patch.dict(canon_gpt.MIXERS, sharp=SharpMixer)
+@patch.object(Block, "forward", lambda self, x, state: self.norm1(x + self.mixer(x)))
+def test_attention_maps_are_those_of_a_changed_model():
+    """Learned positions, a norm after the mixer, an own mixer. No hook is left in the model."""
+    config = Config(vocab_size=9, block_size=8, n_layer=2, n_head=1, d_model=8, mixer="sharp")
+    model, learned = CanonGPT(config), torch.randn(6, 8)
+    model.embed.register_forward_hook(lambda layer, tokens, x: x + learned)
+    maps = plot.attention_maps(model, [1, 2, 3, 4, 3, 2])
+    assert list(maps) == [(1, 1), (2, 1)]
+    for shares, block in zip(maps.values(), model.blocks):
+        assert_close(shares, block.mixer.weights)
+        assert not block._forward_pre_hooks
+
+
 def test_plot_draws_and_packs_what_it_finds(here, capsys):
-    """A folder's name may look like a pattern, or like mathematics; scores may be NaN."""
+    """A folder's name may look like a pattern, or like mathematics; scores may be NaN. Figures of
+    packed runs do not replace those of own runs."""
     runs = [toy_run("rope_abcd", 0.8), *TWO_GROUPS["without"]]
     plot.pack(runs, "run[1].json")
     plot.pack([toy_run("$\\oops$", math.nan, math.nan)], "run1.json")
@@ -2335,8 +2383,54 @@ def test_plot_draws_and_packs_what_it_finds(here, capsys):
     plot.pack([{**run, "preset": "small"} for run in many], "run2.json")
     plot.main(["run?.json"])
     assert "| $\\oops$ | nan% |" in capsys.readouterr().out
-    for name in ("out/depo1_nano.png", "out/depo1_small.png"):
-        assert Path(name).stat().st_size > 10_000
+    for name in ("packed_depo1_nano.png", "packed_depo1_small.png"):
+        assert Path("out", name).stat().st_size > 10_000
+    assert not Path("out/depo1_nano.png").exists()
+
+
+def named_run(name, n, seed=0, **model):
+    """A run of Copy with lists of n numbers."""
+    run = toy_run("", 0.5, seed=seed, **model)
+    return run | {"run": name, "task": {"name": "copy", "N": n, "letters": [1, "/"]}}
+
+
+def test_own_figures_leave_out_what_runs_share():
+    """Each size of a task has a figure. What a folder is called by --out does not count."""
+    flags = "N=16_steps=800"
+    runs = [
+        named_run(f"copy_nano_rope_bare_{flags}_s0", 16),
+        named_run(f"copy_nano_rope_abcd_{flags}_lr=0.1_s1", 16, canon="abcd"),
+        named_run(f"copy_nano_rope_abcd_{flags}_lr=0.2_s0", 16, canon="abcd"),
+        named_run("mine", 16, canon="b"),
+        named_run("copy_nano_rope_abcd_s0", 64, canon="abcd"),
+    ]
+    figures = plot.by_figure(runs)
+    assert list(figures) == ["copy_nano_N=16", "copy_nano_N=64"]
+    sixteen, (other,) = figures.values()
+    assert list(plot.by_figure([other])) == ["copy_nano"]
+    assert plot.shared_flags(sixteen) == {"N=16", "steps=800"}
+    groups = plot.group(sixteen)
+    assert list(groups) == ["rope_bare", "mine", "rope_abcd_lr=0.1", "rope_abcd_lr=0.2"]
+    shown = [plot.in_words(label, runs) for label, runs in groups.items()]
+    assert shown == ["rope without Canon", "mine", "rope abcd lr=0.1", "rope abcd lr=0.2"]
+    (legend,) = plot.curves(groups).legends
+    assert legend.get_title().get_text() == "Seeds per model: 1. Training steps: 1,000."
+
+
+def test_many_lines_of_one_kind_differ_in_colour():
+    """Three differ in their markers. With Canon they are orange as long as that tells them apart."""
+    for count, n_colours in ((3, 1), (4, 4)):
+        groups = {str(n): [toy_run(str(n), 0.5, canon="abcd")] for n in range(count)}
+        groups["without"] = [toy_run("without", 0.5)]
+        *canon, (without, _, _) = plot.line_styles(groups).values()
+        colours = {colour for colour, _, _ in canon}
+        assert len(colours) == n_colours and without == plot.GREY
+        assert (plot.ORANGE in colours) == (count == 3) and len(set(canon)) == count
+
+
+def test_a_program_that_a_notebook_starts_needs_no_backend():
+    own = os.environ | {"MPLBACKEND": "not_here", "PYTHONPATH": str(HERE)}
+    subprocess.run([sys.executable, "-c", "import plot"], env=own, check=True)
 
 
 def test_inside_shows_the_tokens_that_get_attention(refused):

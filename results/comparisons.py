@@ -154,9 +154,10 @@ COMPARISONS = {
         title="On Python source code, Canon helps more than training twice as long",
         tasks=("text",),
         models={
-            **PAIRS,
-            "RoPE, one more layer": "--n-layer 5",
+            "RoPE": "",
             "RoPE, 2 x the steps": "--steps 2x",
+            "RoPE + Canon": "--canon abcd",
+            "NoPE + Canon": "--pos nope --canon abcd",
         },
         scores={"text": "Bits per byte of held-out text; fewer are better. NoPE alone: 2.60"},
         figure=curves_of_bits,
