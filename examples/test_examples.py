@@ -215,6 +215,12 @@ def test_canon_in_a_llama(points, modules, monkeypatch):
     model = fake_llama(width=6)
     llama.add_canon(model, points)
     assert not model.config.use_cache and not model.generation_config.use_cache
+    attention = model.model.layers[0].self_attn
+    attention.forward = lambda **given: given
+    attention(cache=None, past_key_values=None)
+    for name in ("cache", "past_key_values"):
+        with pytest.raises(ValueError, match="use_cache must be False"):
+            attention(**{name: object()})
     wrapped = set()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Sequential):
