@@ -52,7 +52,8 @@ def ask(task, model, names):
     """One (found, place) for each question about one hop, in CYCLES cycles of that many names.
 
     found  "right", "lure", or "other": what the answer is
-    place  where q is first among the words of the edges, from 0; None if there is no lure
+    place  where q is first among the words of the edges, from 0; None if there is no lure, or if
+           it is the answer
     """
     rng = np.random.default_rng(7)
     sizes = [names] * CYCLES
@@ -67,12 +68,12 @@ def ask(task, model, names):
         for q, (_, start, end) in zip(nodes, answers):
             as_source = sources.index(q)
             as_target = sources.index((q - 1) % names)
-            has_lure = as_target + 1 not in (names, as_source)  # else q or a question is next
+            after = sources[as_target + 1] if as_target + 1 < names else q  # q: there is no edge
+            has_lure = after not in (q, (q + 1) % names)
             place = min(2 * as_source, 2 * as_target + 1) if has_lure else None
-            lure = words[sources[as_target + 1]] if has_lure else None
             if guesses[start:end] == document.tokens[start:end]:
                 found.append(("right", place))
-            elif has_lure and guesses[start] == lure[0]:
+            elif has_lure and guesses[start] == words[after][0]:
                 found.append(("lure", place))
             else:
                 found.append(("other", place))
