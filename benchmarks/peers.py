@@ -1,9 +1,10 @@
 """A training step and a written token, beside nanoGPT's:   python benchmarks/peers.py MODEL
 
 MODEL is the path of nanoGPT's model.py (github.com/karpathy/nanoGPT). All models have as many
-layers, heads and dims, and train on the same windows, in turn, a step each. nanoGPT has its own
-optimizer. Then each writes 64 tokens after 64 others, one sequence, eager; nanoGPT reads the whole
-text again for each. `nanogpt` is the ratio to nanoGPT's median, `bare` to ours without Canon.
+layers, heads and dims, and train on the same windows, in turn, a step each: ours as in our
+train.py, nanoGPT as in its own. Then each writes 64 tokens after 64 others, one sequence, eager;
+for each token nanoGPT reads the whole text again. `nanogpt` is the ratio to nanoGPT's median, and
+`bare` the ratio to that of ours without Canon.
 
 With --author FILE the author's LlamaCanon takes part, with our optimizer. FILE is
 huggingface/modeling_llama_canon.py of github.com/zhuzeyuan/PhysicsLM4, tried with transformers
@@ -11,13 +12,13 @@ huggingface/modeling_llama_canon.py of github.com/zhuzeyuan/PhysicsLM4, tried wi
 """
 
 import dataclasses
-import functools
 import importlib
-import itertools
 import sys
+from functools import partial
 
 import torch
 from common import Benchmark, times_in_turn
+from step import few_batches, make_step
 from torch import nn
 
 import train
@@ -30,12 +31,22 @@ SIZES = [  # flags of train.py
 ]
 
 
-class LlamaCanon(nn.Module):
-    """The author's, called like ours, with the same sizes."""
+def import_from(path):
+    sys.path.append(str(path.parent))
+    return importlib.import_module(path.stem)
 
-    def __init__(self, code, ours):
+
+def make_nanogpt(code, config):
+    sizes = config.block_size, config.vocab_size, config.n_layer, config.n_head, config.d_model
+    return code.GPT(code.GPTConfig(*sizes, bias=False))
+
+
+class LlamaCanon(nn.Module):
+    """The author's, called like nanoGPT, with an MLP as wide as ours."""
+
+    def __init__(self, code, config):
         super().__init__()
-        config, hidden = ours.config, ours.blocks[0].mlp.down.in_features
+        hidden = CanonGPT(config).blocks[0].mlp.down.in_features
         sizes = config.vocab_size, config.d_model, hidden, config.n_layer, config.n_head
         self.llama = code.LlamaCanonForCausalLM(code.LlamaCanonConfig(*sizes, canon_set="ABCD"))
 
@@ -47,37 +58,22 @@ class LlamaCanon(nn.Module):
         return self.llama.generate(tokens, max_new_tokens=n, do_sample=True, eos_token_id=None)
 
 
-def import_from(path):
-    sys.path.append(str(path.parent))
-    return importlib.import_module(path.stem)
-
-
-def make_models(paths, config):
-    """{name: model}"""
-    code = import_from(paths.model)
-    sizes = config.block_size, config.vocab_size, config.n_layer, config.n_head, config.d_model
-    with_canon = CanonGPT(dataclasses.replace(config, canon="abcd"))
-    models = {"nanoGPT": code.GPT(code.GPTConfig(*sizes, bias=False))}
-    models |= {"without Canon": CanonGPT(config), "Canon-ABCD": with_canon}
-    if paths.author is not None:
-        models["LlamaCanon"] = LlamaCanon(import_from(paths.author), with_canon)
-    return models
-
-
-def make_step(model, batches, training, run):
-    """A function that trains the model by one step."""
-    model.train().to(run.device)
+def make_peers_step(make_model, flags):
+    """A function that trains a model of another repository by one step, as nanoGPT's train.py."""
+    task, config, training, run = train.settings_of(f"{flags} --workers 0".split())
+    model = make_model(config).to(run.device)
     if hasattr(model, "configure_optimizers"):  # nanoGPT
         settings = training.weight_decay, training.lr, training.betas
         optimizer = model.configure_optimizers(*settings, device_type=run.device)
     else:
         optimizer = train.make_optimizer(model, training)
     fast_model = train.compiled_and_distributed(model, run, run.compile)
+    batches = few_batches(task, training, run)
 
     def step():
         inputs, targets, _ = next(batches)
         with train.mixed_precision(training, run):
-            _, loss = fast_model(inputs, targets.contiguous())  # for nanoGPT
+            _, loss = fast_model(inputs, targets.contiguous())  # nanoGPT needs it so
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), training.clip)
         optimizer.step()
@@ -95,36 +91,37 @@ def time_in_turn(bench, functions, rounds, task, parts=1):
         bench.add(what=name, ms=[each / parts for each in quartiles], **ratios, task=task)
 
 
-def compare_steps(bench, flags, rounds=40):
+def compare_steps(bench, peers, flags, rounds=40):
     torch._dynamo.reset()
-    task, config, training, run = train.settings_of(f"{flags} --workers 0".split())
-    drawn = itertools.islice(train.load_batches(task, training, run, steps_done=0), 4)
-    batches = itertools.cycle(list(drawn))
-    steps = {}
-    for name, model in make_models(bench.arguments, config).items():
-        steps[name] = make_step(model, batches, training, run)
+    steps = {name: make_peers_step(make, flags) for name, make in peers.items()}
+    steps |= {name: make_step(name, flags) for name in ("without Canon", "Canon-ABCD")}
     time_in_turn(bench, steps, rounds, task=flags)
 
 
-def compare_writing(bench, n_layer, d_model, tokens=64, rounds=5):
+def compare_writing(bench, peers, n_layer, d_model, tokens=64, rounds=5):
     config = Config(256, 2 * tokens, n_layer=n_layer, n_head=n_layer, d_model=d_model)
+    models = {name: make(config) for name, make in peers.items()}
+    models["without Canon"] = CanonGPT(config)
+    models["Canon-ABCD"] = CanonGPT(dataclasses.replace(config, canon="abcd"))
     prompt = torch.randint(256, (1, tokens), device=bench.device)
     writers = {}
-    for name, model in make_models(bench.arguments, config).items():
-        generate = model.eval().to(bench.device).generate
-        writers[name] = functools.partial(generate, prompt, tokens)
+    for name, model in models.items():
+        writers[name] = partial(model.eval().to(bench.device).generate, prompt, tokens)
     time_in_turn(bench, writers, rounds, f"a token, {n_layer} layers, {d_model} dims", tokens)
 
 
 def main(argv=None):
     paths = {"model": "nanoGPT's model.py", "--author": "the author's modeling_llama_canon.py"}
     bench = Benchmark(__file__, __doc__, argv, paths)
+    peers = {"nanoGPT": partial(make_nanogpt, import_from(bench.arguments.model))}
+    if bench.arguments.author is not None:
+        peers["LlamaCanon"] = partial(LlamaCanon, import_from(bench.arguments.author))
     train.keep_memory()
     for compiled in ("--compile", "--no-compile"):
         for flags in SIZES:
-            compare_steps(bench, f"{flags} {compiled}")
-    compare_writing(bench, n_layer=4, d_model=128)
-    compare_writing(bench, n_layer=12, d_model=768)
+            compare_steps(bench, peers, f"{flags} {compiled}")
+    compare_writing(bench, peers, n_layer=4, d_model=128)
+    compare_writing(bench, peers, n_layer=12, d_model=768)
 
 
 if __name__ == "__main__":

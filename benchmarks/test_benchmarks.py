@@ -1,6 +1,7 @@
 """Each benchmark runs, at tiny shapes, and saves its rows."""
 
 import json
+from functools import partial
 
 import common
 import convolution
@@ -8,19 +9,13 @@ import peers
 import pytest
 import step
 
-STAND_IN = """
-import canon_gpt, collections, torch
-GPTConfig = collections.namedtuple(
-    "GPTConfig", "block_size vocab_size n_layer n_head d_model bias")
+NANOGPT = """
+import canon_gpt
 
-class GPT(canon_gpt.CanonGPT):
-    def __init__(self, config):
-        sizes = config._asdict()
-        del sizes["bias"]
-        super().__init__(canon_gpt.Config(**sizes))
+GPT = canon_gpt.CanonGPT
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        return torch.optim.AdamW(self.parameters())
+def GPTConfig(block_size, vocab_size, n_layer, n_head, n_embd, bias):
+    return canon_gpt.Config(vocab_size, block_size, n_layer, n_head, n_embd)
 """
 
 
@@ -32,10 +27,10 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
     convolution.measure(bench, B=2, T=9, D=32, rounds=2)
     flags = "--preset nano --task copy --batch-size 2 --no-compile"
     step.compare(bench, ["Canon-ABCD", *step.LINEAR], flags, rounds=2)
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
-    bench.arguments.model, bench.arguments.author = tmp_path / "stand_in.py", None
-    peers.compare_steps(bench, flags, rounds=2)
-    peers.compare_writing(bench, n_layer=1, d_model=16, tokens=4, rounds=2)
+    (tmp_path / "nanogpt.py").write_text(NANOGPT)
+    nanogpt = partial(peers.make_nanogpt, peers.import_from(tmp_path / "nanogpt.py"))
+    peers.compare_steps(bench, {"nanoGPT": nanogpt}, flags, rounds=2)
+    peers.compare_writing(bench, {"nanoGPT": nanogpt}, n_layer=1, d_model=16, tokens=4, rounds=2)
 
     printed = capsys.readouterr().out
     about, *rows = map(json.loads, out.read_text().splitlines())
