@@ -23,6 +23,7 @@ import hashlib
 import inspect
 import math
 import random
+import re
 import string
 import sysconfig
 import textwrap
@@ -161,6 +162,7 @@ class Task:
         drawn_documents, drawn_tokens = 0, 0
         count = 2 * batch_size  # a first try; then the mean length of a document is known
         while len(packed.tokens) < batch_size * width:
+            before = len(packed.tokens)
             for document in self.training_documents(rng, count):
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
@@ -168,6 +170,8 @@ class Task:
                 packed.extend(document, room)
                 if len(packed.tokens) == batch_size * width:
                     break
+            added = len(packed.tokens) - before
+            require(added > 0, f"tokens in {count} documents", added, "must be at least 1")
             # A window takes one document more than it holds, because it cuts off the last one. A
             # tenth and eight more make a further draw rare.
             windows_missing = batch_size - len(packed.tokens) // width
@@ -1180,12 +1184,13 @@ class Capo(Task):
         """How many training steps it takes to meet everybody `exposures` times."""
         return math.ceil(self.exposures * self.N / (batch_size * self.biographies_per_window))
 
-    def biographies(self, rng, seed, who):
-        """The lives of the people with numbers `who`, in new words: (len(who), 35) int64."""
+    def biographies(self, rng, who):
+        """The lives of the people with numbers `who`, in new words: (len(who), 35) int64. Who they
+        are depends on the run's seed alone."""
         chosen = rng.integers(0, WORDINGS, (len(who), SENTENCES))
         # words[i, s] = self.wordings[s, chosen[i, s]]: (people, SENTENCES, 3)
         words = self.wordings[np.arange(SENTENCES), chosen]
-        people = draw_people(seed, self.N)[who]  # (people, 12)
+        people = draw_people(self.run_seed, self.N)[who]  # (people, 12)
         text = np.full((len(who), len(BIOGRAPHY)), self.bos)  # all but the first are written over
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
         text[:, VALUE_PLACES] = people[:, VALUE_COLUMNS]
@@ -1193,7 +1198,7 @@ class Capo(Task):
 
     def documents(self, rng, count):
         """To look at; `batch` draws for training."""
-        lives = self.biographies(rng, self.run_seed, rng.integers(0, self.N, count)).tolist()
+        lives = self.biographies(rng, rng.integers(0, self.N, count)).tolist()
         return [Document(tokens, [(0, len(tokens))]) for tokens in lives]
 
     def batch(self, seed, step, batch_size):
@@ -1206,7 +1211,7 @@ class Capo(Task):
         for epoch in range(epochs[0], epochs[-1] + 1):
             in_epoch = epochs == epoch
             who[in_epoch] = epoch_order(seed, epoch, self.N)[places[in_epoch]]
-        lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), seed, who)
+        lives = self.biographies(np.random.default_rng([seed, TRAIN, step]), who)
         tokens = lives.reshape(batch_size, -1)
         n_zeros = self.block_size + 1 - tokens.shape[1]
         tokens = np.pad(tokens, [(0, 0), (0, n_zeros)])  # at the end of each row
@@ -1220,7 +1225,7 @@ class Capo(Task):
 
     def evaluate(self, model, seed, n):
         """What the model knows, judged by n people: the shares of all there is to know of names and
-        of facts; bits; and bits/param. The seed must be the run's, because people depend on it.
+        of facts; bits; and bits/param.
 
             bits = N log2(N0 / e^p1) + N log2(S0 / e^p2),  no term below zero    (paper Section 3)
 
@@ -1231,7 +1236,7 @@ class Capo(Task):
         """
         rng = np.random.default_rng([seed, EVAL])
         who = rng.permutation(self.N)[:n]  # n different people
-        lives = torch.from_numpy(self.biographies(rng, seed, who))
+        lives = torch.from_numpy(self.biographies(rng, who))
         nats = token_costs(model, lives).mean(0).numpy()  # nats[i] is what token i + 1 costs
 
         def cost_of(kinds):
@@ -1243,7 +1248,7 @@ class Capo(Task):
         facts = max(0.0, 1 - cost_of([*FACTS, "work city"]) / math.log(POSSIBLE_FACTS))
         bits = self.N * (names * math.log2(POSSIBLE_NAMES) + facts * math.log2(POSSIBLE_FACTS))
         # Tokens below first_word are padding and values. Those that no person has are unused.
-        unused = self.first_word - len(np.unique(draw_people(seed, self.N)))
+        unused = self.first_word - len(np.unique(draw_people(self.run_seed, self.N)))
         counts = model.parameter_counts()
         per_token = counts["embeddings"] // self.vocab_size  # its row, and its head's if untied
         parameters = counts["total"] - per_token * unused
@@ -1308,16 +1313,16 @@ class Text(Task):
     @functools.cached_property
     def data(self):
         """The text's bytes. They are read when first needed, so a trained model can continue a
-        prompt even on a machine without its text."""
-        data = read_text(self.text)
-        least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
-        reason = f"at least {least:,} bytes; it has {len(data):,}"
-        require(len(data) >= least, "text", self.text, reason)
-        return data
+        prompt even on a machine without its text. A subclass may return an array of integers,
+        where 0 is the token 1, and so on."""
+        return read_text(self.text)
 
     @property
     def size(self):
-        return len(self.data)
+        size = len(self.data)
+        least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
+        require(size >= least, "text", self.text, f"at least {least:,} bytes; it has {size:,}")
+        return size
 
     @functools.cached_property
     def sha256(self):
@@ -1325,9 +1330,11 @@ class Text(Task):
 
     def windows(self, starts):
         """The windows that begin at these bytes: tokens, (windows, block_size + 1) int64."""
-        data = np.frombuffer(self.data, dtype=np.uint8)
+        data = self.data
+        if isinstance(data, bytes):
+            data = np.frombuffer(data, dtype=np.uint8)
         rows = [data[start : start + self.block_size + 1] for start in starts]
-        return 1 + np.stack(rows).astype(np.int64)  # 0 is padding
+        return 1 + np.stack(rows).astype(np.int64, casting="safe")  # 0 is padding
 
     def batch(self, seed, step, batch_size):
         """Windows from anywhere in the text, except the blocks that are held out."""
@@ -1367,7 +1374,7 @@ class Text(Task):
         windows = self.windows([starts[i] for i in chosen])
         nats = token_costs(model, torch.from_numpy(windows), first=self.context)
         bits = nats.double() / math.log(2)
-        return {"bits per byte": bits.mean().item()}
+        return dict.fromkeys(self.units, bits.mean().item())
 
     def documents(self, rng, count):
         """Windows that are held out, to look at."""
@@ -1387,7 +1394,13 @@ class Text(Task):
         return [1 + byte for byte in text.encode(errors="surrogateescape")]
 
     def decode(self, tokens):
-        return bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
+        """Control characters become escapes, because a terminal would obey them."""
+        text = bytes(token - 1 for token in tokens if token > 0).decode(errors="replace")
+        return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", escaped, text)
+
+
+def escaped(match):
+    return match[0].encode("unicode_escape").decode()
 
 
 def read_text(text):

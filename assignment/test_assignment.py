@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import grade
 import make
 import pytest
 
+HERE = Path(__file__).parent
 EXERCISES = list(exercises.FUNCTIONS)
 
 
@@ -49,6 +51,19 @@ def test_the_copy_has_no_solution(copy):
                 assert len(line) < 30 or line in COMMON or line not in text, name
 
 
+OTHERS = ["conv1d", "pdf", "run_autograder", "setup", "sh"]  # no names of ours
+
+
+def test_names_in_the_texts_are_in_the_sources():
+    sources = [*grade.ROOT.glob("*.py"), HERE / "grade.py", HERE / "exercises.py"]
+    known = {*OTHERS}.union(*(re.findall(r"\w+", path.read_text()) for path in sources))
+    for page in ("handout.md", "teaching.md"):
+        text = (HERE / page).read_text().replace("```", "")
+        for code in re.findall(r"`([^`]+)`", text):
+            for name in re.findall(r"^[\w.]+$|\w+_\w+", code):
+                assert known.issuperset(name.strip(".").split(".")), f"{page}: {name}"
+
+
 # A repository with two exercises, and the tests of the first.
 KERNELS = '''
 def double(x):
@@ -82,7 +97,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def graded(tmp_path, monkeypatch):
-    """A function that grades a submission's kernels.py. It returns the exit status and the result."""
+    """A function that grades a kernels.py. It returns the exit status and the result."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(grade, "ROOT", Path("ours").absolute())
     monkeypatch.setattr(grade, "COPIED", ["kernels.py", "test_canon.py", "conftest.py"])
@@ -108,7 +123,7 @@ SUBMISSIONS = {
     "def double(x):\n    return x + x\n\nan error\n": "",
     "if True:\n  def double(x): # a comment\n   '''Mine.'''\n\n# another\n   return x + x\n)": "",
     "print('passed')\nraise SystemExit\ndef double(x): return x + x": "",
-    "def double(x): 0\n@nobody\ndef double(x):\n  def again(x): return x\n  return again(x) + x": "",
+    "def double(x): 0\n@nobody\ndef double(x):\n  def again(x): return 2*x\n  return again(x)": "",
     # Within the function it does.
     "def double(x):\n    return 2\n": "test_double[2]: assert 2 == (2 * 2)",
     "\n\ndef double(x):\n    return x +\n": "invalid syntax (kernels.py, line 4)",
@@ -122,8 +137,8 @@ SUBMISSIONS = {
 
 @pytest.mark.parametrize("kernels, words", SUBMISSIONS.items())
 def test_a_submission_is_graded(kernels, words, graded, monkeypatch):
-    for name, value in {"FORCE_COLOR": "1", "PY_COLORS": "1", "PYTEST_ADDOPTS": "-k nothing"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--color=yes -k nothing")
     status, result = graded(kernels)
     assert (status, result["score"]) == ((1, 0) if words else (0, 3))
     assert words in result["output"] and (words or result["output"] == "")
@@ -150,4 +165,4 @@ def test_what_a_solution_starts_ends_with_its_tests(graded):
 def test_the_grader_is_imported_on_windows():
     """Which has neither SIGKILL nor killpg."""
     code = "import os, signal; del signal.SIGKILL, os.killpg; import make"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(grade.__file__).parent, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=HERE, check=True)

@@ -11,6 +11,7 @@ compute differently from our Transformer, section 2 reads the files, section 3 i
 
 import argparse
 import dataclasses
+import itertools
 import json
 import re
 import sys
@@ -39,6 +40,7 @@ class LlamaConfig(Config):
     rope_dim: int = 64  # how many channels of a head are turned, the first ones
     rope_theta: int = 10000
     mlp_width: int = 2048
+    eos_token_id: int | list | None = None  # ends a text
 
 
 class LlamaNorm(RMSNorm):
@@ -140,42 +142,78 @@ FIXED = {  # the same in all sixteen models; other values are refused
     "norm_eps": 1e-5,
     "canon_kernel": 4,
     "canon_residual": True,
-    "canon_activation": False,
     "rope_version": "lingua",
     "model_type": "LlamaCanon",
     "model_name": None,  # set in his linear models
+    "hidden_act": "silu",
 }
+READ = ["seq_len", "n_layers", "n_heads", "n_kv_heads", "canon_set", "qk_norm", "rope_dim"]
+READ += ["rope_theta", "eos_token_id"]
+# These don't change what a model computes, given its weights. Any other setting must be off, None
+# or False.
+WITHOUT_EFFECT = """
+dim vocab_size hidden_dim hidden_size intermediate_size head_dim multiple_of ffn_dim_multiplier
+partial_rotary_factor max_seqlen init_base_std init_std_factor initializer_range seed attn_impl
+z_loss attention_dropout pretraining_tp use_cache dtype torch_dtype bos_token_id pad_token_id
+architectures auto_map transformers_version
+""".split()
 
 
 def load(folder, dtype=torch.bfloat16, device="cpu"):
-    """The model in this folder. Raises Refused if it is none of the released ones.
+    """The model in this folder. Raises Refused if it is none of the released ones, or damaged.
 
     Loading takes no more memory than the weights, in dtype, and the largest matrix.
     """
     folder = Path(folder)
-    if (folder / "default" / "params.json").exists():
-        return make_model(*read_lingua(folder / "default"), dtype, device)
-    allowed = "allowed: a folder with default/params.json or config.json"
-    require((folder / "config.json").exists(), "folder", str(folder), allowed)
-    return make_model(*read_hugging_face(folder), dtype, device)
+    if (folder / "default").is_dir():
+        settings, weights = read_lingua(folder / "default")
+    else:
+        settings, weights = read_hugging_face(folder)
+    check_settings(settings)
+    return make_model(settings, weights, dtype, device)
+
+
+def read_file(file, read):
+    """What `read` makes of the file. Raises Refused if it is missing or damaged."""
+    try:
+        return read(file)
+    except Exception as error:  # a damaged file fails in many ways
+        fault = f"missing, damaged, or a git-lfs pointer in its place ({type(error).__name__})"
+        raise Refused(f"{file} is {fault}; download it again") from None
 
 
 def read_lingua(folder):
     """His settings, and his weights by name, each of which is read from the disk when used."""
-    params = json.loads((folder / "params.json").read_text())
-    file = folder / "consolidated.pth"
-    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    return params["model"] | {"seq_len": params["data"]["seq_len"]}, saved["model"]
+
+    def read_params(file):
+        params = json.loads(file.read_text())
+        return params["model"] | {"seq_len": params["data"]["seq_len"]}
+
+    def read_weights(file):
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)["model"]
+
+    settings = read_file(folder / "params.json", read_params)
+    return settings, read_file(folder / "consolidated.pth", read_weights)
 
 
 def read_hugging_face(folder):
-    """The same."""
+    """The same. Where an index names the files, no other file is read."""
     from safetensors.torch import load_file
 
-    config = json.loads((folder / "config.json").read_text())
+    config = read_file(folder / "config.json", lambda file: dict(json.loads(file.read_text())))
+    for name in ("rope_version", "rms_norm_eps"):  # his defaults are not those of his models
+        require(name in config, name, None, "config.json must say it")
+    files = ["model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        places = read_file(index, lambda file: json.loads(file.read_text())["weight_map"])
+        files = sorted(set(places.values()))
     weights = {}
-    for file in folder.glob("*.safetensors"):
-        weights |= load_file(file)
+    for file in files:
+        part = read_file(folder / file, load_file)
+        twice = sorted(weights.keys() & part.keys())
+        require(not twice, "weights", twice[:1], "in two files")
+        weights |= part
     return in_lingua(config, weights)
 
 
@@ -190,12 +228,27 @@ def in_lingua(config, weights):
     return settings, renamed
 
 
+def check_settings(settings):
+    """Refuse settings that are missing, and those that would make it another model."""
+    for name, only in FIXED.items():
+        value = settings.get(name, only)
+        require(value == only, name, value, f"allowed: {only}")
+    for name in ("n_layers", "n_heads", "seq_len", "rope_theta"):
+        value = settings.get(name)
+        require(isinstance(value, (int, float)) and value > 0, name, value, "allowed: a number")
+    for name, value in settings.items():
+        known = name in FIXED or name in READ or name in WITHOUT_EFFECT
+        require(known or value in (None, False), name, value, "his sixteen models don't have it")
+
+
 def make_model(settings, weights, dtype, device):
     """A CanonGPT with these settings and weights. It takes the weights out of their dict."""
-    for name, only in FIXED.items():
-        require(settings.get(name, only) == only, name, settings.get(name), f"allowed: {only}")
+    for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight"):
+        require(name in weights, "weights", name, "not in the file")
     vocab_size, D = weights["tok_embeddings.weight"].shape
     H = settings["n_heads"]
+    head_dim = settings.get("head_dim") or D // H
+    require(head_dim * H == D, "head_dim", head_dim, f"with {H} heads allowed: {D // H}")
     config = LlamaConfig(
         vocab_size=vocab_size,
         block_size=settings["seq_len"],
@@ -208,6 +261,7 @@ def make_model(settings, weights, dtype, device):
         rope_dim=settings.get("rope_dim") or D // H,
         rope_theta=int(settings["rope_theta"]),
         mlp_width=len(weights["layers.0.feed_forward.w1.weight"]),
+        eos_token_id=settings.get("eos_token_id"),
     )
     with torch.device("meta"):  # shapes only
         model = CanonGPT(config)
@@ -215,7 +269,10 @@ def make_model(settings, weights, dtype, device):
         for block in model.blocks:
             block.norm1, block.norm2 = LlamaNorm(D), LlamaNorm(D)
     ours = {name: convert(name, weights, dtype, device) for name in model.state_dict()}
-    require(not weights, "weights", list(weights), "not in a Llama")
+    require(not weights, "weights", list(weights)[:1], "not in such a Llama")
+    for name, weight in model.state_dict().items():
+        allowed = f"the settings say {tuple(weight.shape)}"
+        require(ours[name].shape == weight.shape, name, tuple(ours[name].shape), allowed)
     model.load_state_dict(ours, assign=True)
     return model.eval()
 
@@ -263,19 +320,26 @@ def main(argv=None):
 
 
 def continuation(model, file, prompt, length):
-    """The prompt, and the likeliest tokens after it. Without the tokenizer's file, a text is the
-    numbers of its tokens."""
+    """The prompt, and the likeliest tokens after it, up to the model's end of a text. Without the
+    tokenizer's file, a text is the numbers of its tokens."""
+    require(length >= 1, "length", length, "allowed: 1 or more")
     if file.exists():
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = read_file(file, lambda file: Tokenizer.from_file(str(file)))
         tokens = tokenizer.encode(prompt).ids
     else:
         allowed = f"allowed: numbers of tokens, because there is no {file}"
         require(re.fullmatch(r"[\d\s]+", prompt), "prompt", prompt, allowed)
         tokens = [int(number) for number in prompt.split()]
-    tokens = torch.tensor([tokens], device=model.embed.weight.device)
-    tokens = model.generate(tokens, length, temperature=0)[0].tolist()
+    size = model.config.vocab_size
+    allowed = f"allowed: one token or more, below {size}"
+    require(tokens and max(tokens) < size, "prompt", tokens, allowed)
+    ends = model.config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    prompt = torch.tensor([tokens], device=model.embed.weight.device)
+    written = model.generate(prompt, length, temperature=0, stop=ends[0])[0, len(tokens) :]
+    tokens += itertools.takewhile(lambda token: token not in ends, written.tolist())
     return tokenizer.decode(tokens) if file.exists() else " ".join(map(str, tokens))
 
 

@@ -1,6 +1,7 @@
 """Tests of released.py against a Llama that is written here as the author's code computes it. They
 need neither his code nor his weights."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -147,9 +148,23 @@ def test_a_released_model_computes_what_it_should(name, tmp_path):
 REFUSED = [  # settings, weights that are added, and a part of the line
     ({"norm_eps": 1e-6}, [], "norm_eps = 1e-06: allowed: 1e-05"),
     ({"model_name": "GLA5"}, [], "model_name = 'GLA5'"),
+    ({"sliding_window": 64}, [], "sliding_window = 64: his sixteen models don't have it"),
+    ({"head_dim": 32}, [], "head_dim = 32: with 4 heads allowed: 16"),
+    ({"n_layers": None}, [], "n_layers = None: allowed: a number"),
+    ({"hidden_dim": 40, "dim": 64, "seed": 7, "canon_bias": False}, ["x"], "['x']: not in such"),
     ({"qk_norm": True}, [], "weights = 'layers.0.attention.q_norm.weight': not in the file"),
-    ({}, ["layers.0.attention.wq.bias"], "attention.wq.bias']: not in a Llama"),
+    ({}, ["layers.0.attention.wq.bias"], "attention.wq.bias']: not in such a Llama"),
+    ({}, ["layers.1.canonA.weight"], "blocks.1.canon_a.weight = (1,): the settings say (4, 64)"),
 ]
+
+
+def line_of_error(folder, capsys, *flags):
+    """What the command says where it refuses."""
+    with pytest.raises(SystemExit) as end:
+        released.main([str(folder), *flags])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1, error
+    return error
 
 
 @pytest.mark.parametrize("settings, added, line", REFUSED)
@@ -159,18 +174,34 @@ def test_other_models_are_refused(settings, added, line, tmp_path, capsys):
     torch.save({"model": weights | dict.fromkeys(added, torch.zeros(1))}, file)
     params = {"model": MODELS["8B"] | settings, "data": {"seq_len": 100}}
     (tmp_path / "default" / "params.json").write_text(json.dumps(params))
-    with pytest.raises(SystemExit):
-        released.main([str(tmp_path)])
-    error = capsys.readouterr().err
-    assert line in error and error.count("\n") == 1
+    assert line in line_of_error(tmp_path, capsys)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2734567\n"
+
+
+@pytest.mark.parametrize("name", ["params.json", "consolidated.pth"])
+@pytest.mark.parametrize("fault", ["pointer", "half", "empty", "missing"])
+def test_broken_downloads(name, fault, tmp_path, capsys):
+    make_release(tmp_path, MODELS["8B"])
+    break_file(tmp_path / "default" / name, fault)
+    assert f"{name} is missing, damaged, or a git-lfs pointer" in line_of_error(tmp_path, capsys)
+
+
+def break_file(file, fault):
+    whole = file.read_bytes()
+    file.write_bytes({"pointer": POINTER, "half": whole[: len(whole) // 2]}.get(fault, b""))
+    if fault == "missing":
+        file.unlink()
 
 
 # ---- Hugging Face's names, and the command ---------------------------------
 
 
-@torch.no_grad()
-def test_hugging_faces_names(tmp_path, monkeypatch):
-    """torch.load reads the file here, so that the package safetensors need not be installed."""
+@pytest.fixture
+def hugging_face(tmp_path, monkeypatch):
+    """(model, folder): a model, and the same in two files with Hugging Face's names. torch.load
+    reads them here, so that the package safetensors need not be installed."""
     weights = make_release(tmp_path, MODELS["8B"])
     model = released.load(tmp_path, dtype=torch.float64)
     theirs = {lingua: hugging_face for _, lingua, hugging_face in released.ROWS}
@@ -180,17 +211,57 @@ def test_hugging_faces_names(tmp_path, monkeypatch):
         renamed[f"model.{layer}{theirs[own]}.weight"] = weight
     folder = tmp_path / "hugging_face"
     folder.mkdir()
-    torch.save(renamed, folder / "model.safetensors")
-    config = {"model_type": "LlamaCanon", "max_position_embeddings": 100} | MODELS["8B"]
+    places = {}
+    for number, names in enumerate((list(renamed)[:9], list(renamed)[9:])):
+        torch.save({name: renamed[name] for name in names}, folder / f"{number}.safetensors")
+        places |= dict.fromkeys(names, f"{number}.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    config = {"model_type": "LlamaCanon", "rope_version": "lingua"} | MODELS["8B"]
+    config |= {"max_position_embeddings": 100, "eos_token_id": 2, "rope_scaling": None}
     for hugging_face, lingua in released.SETTINGS.items():
         if lingua in config:
             config[hugging_face] = config.pop(lingua)
     (folder / "config.json").write_text(json.dumps(config))
     package = SimpleNamespace(load_file=lambda file: torch.load(file.open("rb")))
     monkeypatch.setitem(sys.modules, "safetensors.torch", package)
+    return model, folder
+
+
+@torch.no_grad()
+def test_hugging_faces_names(hugging_face, capsys):
+    model, folder = hugging_face
+    stale = {"model.norm.weight": torch.zeros(64)}
+    torch.save(stale, folder / "model.safetensors")  # left from before: the index doesn't name it
     same = released.load(folder, dtype=torch.float64)
-    assert same.config == model.config
+    assert same.config == dataclasses.replace(model.config, eos_token_id=2)
     assert torch.equal(same(TOKENS)[0], model(TOKENS)[0])
+    file = folder / "1.safetensors"
+    torch.save(stale | torch.load(file.open("rb")), file)
+    assert "weights = ['model.norm.weight']: in two files" in line_of_error(folder, capsys)
+
+
+CONFIG_FAULTS = [
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling = {'rope_type'"),
+    ({"attention_bias": True}, "attention_bias = True: his sixteen models don't have it"),
+    ({"rope_version": "huggingface"}, "rope_version = 'huggingface': allowed: lingua"),
+    ({"rope_version": None}, "rope_version = None"),
+]
+
+
+@pytest.mark.parametrize("changed, line", CONFIG_FAULTS)
+def test_settings_that_change_what_a_model_computes(changed, line, hugging_face, capsys):
+    _, folder = hugging_face
+    config = json.loads((folder / "config.json").read_text()) | changed
+    (folder / "config.json").write_text(json.dumps(config))
+    assert line in line_of_error(folder, capsys)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "1.safetensors"])
+def test_broken_files_of_hugging_face(name, hugging_face, capsys):
+    _, folder = hugging_face
+    break_file(folder / name, "half")
+    assert f"{name} is missing, damaged" in line_of_error(folder, capsys)
 
 
 def test_the_command(tmp_path, capsys):
@@ -200,6 +271,29 @@ def test_the_command(tmp_path, capsys):
     canon = 4 * 2 * (64 + 3 * 64 + 64 + 2 * 256)  # kernel x layers x widths
     assert f" {canon:,} of them in Canon layers" in counted
     assert re.fullmatch(r"1 7 3( \d+){4}", written)
-    with pytest.raises(SystemExit):
-        released.main([str(tmp_path), "--prompt", "Galileo"])
-    assert "tokenizer.json" in capsys.readouterr().err
+    for prompt, length, line in BAD_PROMPTS:
+        flags = ["--prompt", prompt, f"--length={length}"]
+        assert line in line_of_error(tmp_path, capsys, *flags)
+
+
+BAD_PROMPTS = [
+    ("Galileo", 4, "tokenizer.json"),
+    ("1 50", 4, "prompt = [1, 50]: allowed: one token or more, below 50"),
+    (" ", 4, "prompt = []: allowed: one token"),
+    ("1 7 3", -3, "length = -3: allowed: 1 or more"),
+    ("1 7 3", 99, "max_new_tokens = 99: block_size leaves room for 98"),
+]
+
+
+def test_writing_ends_where_the_config_says(tmp_path):
+    make_release(tmp_path, MODELS["1B"])
+    model = released.load(tmp_path, dtype=torch.float64)
+
+    def written(end):
+        model.config.eos_token_id = end
+        return released.continuation(model, tmp_path / "none", "1 7 3", 8).split()[3:]
+
+    whole = written(None)
+    end = int(whole[4])
+    before = whole[: whole.index(whole[4])]
+    assert len(whole) == 8 and written(end) == written([49, end]) == before != whole

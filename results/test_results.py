@@ -9,9 +9,12 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 import reproduce  # before plot, because it makes the folder above importable
+import lure
 import plot
 from comparisons import COMPARISONS
+from tasks import make_task
 
 HERE = Path(__file__).resolve().parent
 RUNS = reproduce.runs_here(own=HERE / "none")
@@ -180,6 +183,35 @@ def hops_mastered(run):
     return ([share >= 0.9 for share in shares] + [False]).index(False)
 
 
+def test_lure():
+    """By a model that answers with what follows q's first place: half of the time the lure."""
+    task = make_task("depo1", N=6, word_len=(1, 1))
+
+    def model(tokens):
+        row = tokens[0].tolist()
+        logits = torch.zeros(1, len(row), task.vocab_size)
+        for place, token in enumerate(row):
+            if token == task.ans:
+                logits[0, place, row[row.index(row[place - 1]) + 1]] = 1
+        return logits, None
+
+    for kind, place in lure.ask(task, model, names=6):
+        if place is not None:
+            assert kind == ("lure" if place % 2 else "right")
+    for known in (0, 3, 5):
+        assert lure.known_words(lure.expected_share(known, 20), 20) == pytest.approx(known)
+
+
+def test_counting_stops_depo1():
+    """Each seed masters one hop with commas, and none does without, in twice the steps."""
+    for names in (9, 20):
+        for task, goal_is_met in (("depo0", True), ("depo1", False)):
+            start = f"{task}_nano_nope_abcd_N={names}_K=4_"
+            runs = [run for name, run in RUNS.items() if name.startswith(start)]
+            assert len(runs) >= 3, start
+            assert all((step_of(run, "k=1") < math.inf) == goal_is_met for run in runs)
+
+
 def test_other_positions():
     for pos in ("alibi", "halibi"):
         without = best("depo1", f"--pos {pos}", "k=2")
@@ -319,10 +351,4 @@ def test_front_page_tasks(task):
         after = abs(mean(scores(task, f"{flags} {CANON}")))
         is_share = task not in ("capo", "text")
         unit = "{:.0%} → {:.0%}" if is_share else "{:.2f} → {:.2f}"
-        assert unit.format(before, after).replace("% →", " →") in row.split(" | ")
-
-
-def test_front_page_gpu():
-    for label, runs in reproduce.groups_of("depo1_small", RUNS).items():
-        cells = [plot.cell(runs, f"k={k}") for k in (1, 2, 3, 4)]
-        assert f"| {' | '.join(cells)} |" in FRONT_PAGE, label
+        assert unit.format(before, after).replace("% →", " →") in row.strip("| ").split(" | ")
