@@ -59,19 +59,20 @@ class Canon(nn.Module):
     def __init__(self, width, config):
         super().__init__()
         kernel = config.canon_kernel
-        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), which
-        # has variance 1/12. If tokens are independent, the layer therefore begins by adding
+        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), of
+        # variance 1/12. If tokens are independent, the layer therefore begins by adding
         # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
         # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. To keep
         # this start, they are a bare nn.Parameter, because CanonGPT redraws Linear and Embedding
-        # layers only. (And in train.py only these decay.)
+        # layers only. (In train.py these two kinds decay, too, and Canon's weights don't.)
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual
         self.silu = config.canon_silu
 
     def forward(self, x, state=None):
-        """(B, T, width) -> same. If a text comes in pieces, x is the next one (see `State`)."""
+        """(B, T, width) -> same. Only generation passes a state (see `State` below): x is then the
+        next piece of a text."""
         n_earlier = len(self.weight) - 1  # how many inputs before x it needs
         tail = exchange_tail(self, x, n_earlier, state)  # None: zeros
         if not self.silu:
@@ -117,7 +118,7 @@ def canon_at(point, width, config):
 
 
 class State:
-    """What the layers of one model keep of a text that comes in pieces: state[layer].
+    """What the layers of one model remember between the pieces of a text: state[layer].
 
     It isn't a dict, because wrappers such as PyTorch's FSDP2 and Hugging Face's accelerate pass
     copies of dicts to the modules inside, and what a layer writes into a copy is lost.
@@ -155,7 +156,7 @@ def exchange_tail(layer, x, n, state):
     B, T, width = x.shape
     tail = state[layer] if layer in state else x.new_zeros(B, n, width)
     # `cat` copies, even if T >= n and nothing of the tail is left. A view would hold all of x in
-    # memory, and be wrong as an input of AOTInductor, which takes inputs for contiguous.
+    # memory, and break AOTInductor, which assumes contiguous inputs (findings/aoti_strides.sh).
     state[layer] = torch.cat([tail[:, T:], x[:, -n:]], dim=1)
     return tail
 
@@ -210,8 +211,8 @@ class Rotary(Positions):
         self.make_tables(device=None)
 
     def make_tables(self, device):
-        # As buffers they move with the model. (If `turn` computed them, torch.compile would do so
-        # again for each number of q and k.) Not persistent: checkpoints leave them out.
+        # As buffers they move with the model. (If `turn` computed them, compiled code would do so
+        # again for every element of q and k.) Not persistent: checkpoints leave them out.
         positions = torch.arange(self.block_size, device=device)
         angles = rotary_angles(positions, self.n_turned, self.base)
         self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, n_turned / 2)
@@ -219,7 +220,7 @@ class Rotary(Positions):
 
     def _apply(self, fn, recurse=True):
         """What model.to(..), bfloat16() and to_empty(..) call. The tables are made again, because
-        bfloat16 is too coarse for them, and an empty one would hold anything."""
+        bfloat16 is too coarse for them, and `to_empty` would leave them uninitialized."""
         old_device = "cpu" if self.cos.is_meta else self.cos.device  # fn can't read a meta tensor
         self.cos, self.sin = None, None  # PyTorch leaves out a buffer that is None
         super()._apply(fn, recurse)
@@ -320,7 +321,7 @@ class Mixer(nn.Module):
     """
 
     # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
-    # gets the rest of BLOCK_BUDGET. (Count yours: nothing checks this number.)
+    # gets the rest of a block's 12 D^2. (Count yours: nothing checks this number.)
     budget = 4
     streams = True  # False: it needs the whole text again for each new piece
 
@@ -328,9 +329,9 @@ class Mixer(nn.Module):
 class Attention(Mixer):
     """y_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(K)) v_j, with Canon-B on q, k, v together.
 
-    Canon-B comes before rotary, for this reason. Rotary turns the two channels of a pair together,
-    and so q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After
-    rotary it would scale a pair's two channels differently, and i and j themselves would matter.
+    Canon-B comes before rotary, because rotary turns the two channels of a pair together, so that
+    q_i . k_j depends on i - j only. A Canon layer weighs each channel on its own. After rotary it
+    would scale a pair's two channels differently, and i and j themselves would matter.
     """
 
     def __init__(self, config):
@@ -435,23 +436,43 @@ class MLP(nn.Module):
     def forward(self, x, state=None):
         """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
-        if state is None and self.has_plain_canon_d() and can_fuse_gate(h, self.canon_d.weight):
-            # On a GPU, Canon-D and the gate are one kernel. (Hooks of Canon-D do not see it.)
-            gated = causal_conv_gated_triton(h, self.canon_d.weight, self.canon_d.residual)
-            return self.down(gated)
+        if state is None and self.fuses_gate(h):
+            canon_d = self.canon_d
+            return self.down(causal_conv_gated_triton(h, canon_d.weight, canon_d.residual))
         h = self.canon_d(h, state)
         if not self.gated:
             return self.down(self.act(h))
         gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
         return self.down(self.act(gate) * up)
 
-    def has_plain_canon_d(self):
-        """Whether Canon-D is the usual layer, and a SiLU gate follows it."""
+    def fuses_gate(self, h):
+        """Whether one GPU kernel does Canon-D and the gate: if Canon-D is the usual layer, and a
+        SiLU gate follows it. (Hooks of Canon-D then do not see it.)"""
         plain = type(self.canon_d) is Canon and not self.canon_d.silu
-        return plain and self.gated and self.act is F.silu
+        silu_gate = self.gated and self.act is F.silu
+        return plain and silu_gate and can_fuse_gate(h, self.canon_d.weight)
 
 
 # ---- 5. The norm and the block ---------------------------------------------
+
+
+def at_least_float32(x):
+    """x in float32 (float64 stays), because bfloat16 is too coarse for means and long decays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def autocast_device(x):
+    """The kind of device whose autocast applies to x. Tensors on PyTorch's "meta" device, which
+    have shapes but no numbers, have no autocast of their own, so they follow the CPU's."""
+    return "cpu" if x.is_meta else x.device.type
+
+
+def matmul_dtype(x):
+    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
+    device = autocast_device(x)
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 class RMSNorm(nn.Module):
@@ -481,7 +502,7 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
         self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        has_b = hasattr(self.mixer, "canon_b") or "b" not in config.canon  # your own may not
+        has_b = hasattr(self.mixer, "canon_b") or "b" not in config.canon  # yours may lack it
         require(has_b, "canon", config.canon, f"mixer {mixer_name} has no Canon-B, self.canon_b")
         self.mlp = None
         if config.mlp != "none":
@@ -495,25 +516,6 @@ class Block(nn.Module):
         if self.mlp is not None:
             x = x + self.mlp(self.canon_c(self.norm2(x), state), state)
         return x
-
-
-def at_least_float32(x):
-    """x in float32 (float64 stays), because bfloat16 is too coarse for means and long decays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def autocast_device(x):
-    """The kind of device whose autocast applies to x. Tensors on PyTorch's "meta" device, which
-    have shapes but no numbers, have no autocast of their own, so they follow the CPU's."""
-    return "cpu" if x.is_meta else x.device.type
-
-
-def matmul_dtype(x):
-    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
-    device = autocast_device(x)
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
 
 
 # ---- 6. Configuration ------------------------------------------------------
@@ -540,7 +542,7 @@ class Config:
     canon_residual: bool = True  # add a Canon layer's input to its output
     canon_silu: bool = False  # apply SiLU to a Canon layer's convolution
     canon_frozen: bool = False  # never train Canon's random initial weights
-    short_conv: bool | None = None  # linear mixers' own convolution (None: as each has it)
+    short_conv: bool | None = None  # linear mixers' own convolution (None: each mixer's default)
     tie_embeddings: bool = False  # one matrix for embedding and output head
 
     # The rest of this class checks the values.
@@ -731,7 +733,7 @@ class CanonGPT(nn.Module):
     def parameter_counts(self):
         """The number of parameters in all, in the embeddings (the head included), and in Canon."""
         embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
-        canon = [p for name, p in self.named_parameters() if ".canon_" in name]
+        canon = [p for name, p in self.named_parameters() if "canon_" in name]
         return {
             "total": count_numbers(self.parameters()),
             "embeddings": count_numbers(embeddings),
@@ -1101,9 +1103,8 @@ class LinearMixer(Mixer):
         # An exported model has as many chunks as its example.
         if is_exporting() and isinstance(T, torch.SymInt):
             raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
-        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large (benchmarks/README.md
-        # has the times). With the bracket, one chunk of up to 96 steps is as fast as several, and
-        # compiles in a third of the time.
+        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large. With the bracket, one
+        # chunk of up to 96 steps is as fast as several, and compiles in a third of the time.
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
             chunk = T

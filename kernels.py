@@ -598,7 +598,7 @@ def triton_works(device):
     try:
         forward_op(one, one[0], residual=True, gated=False)
     except Exception as error:
-        print(f"causal_conv: PyTorch's form runs, as Triton fails: {error!r}", file=sys.stderr)
+        print(f"causal_conv: PyTorch's form runs, because Triton fails: {error!r}", file=sys.stderr)
         return False
     return True
 

@@ -2,15 +2,15 @@
 
 Shows instances of the run's task with the model's answers, right or wrong:
 
-    <bos> 3 1 , 2 4 , 4 3 , 1 2 , <query_2> 2 [<ans> 3 ✓] <query_1> 3 [<ans> 4 ✗ <ans> 1]
+    <bos> c a , b d , d c , a b , <query_2> b [<ans> c ✓] <query_1> d [<ans> a ✗ <ans> c]
 
 A cross separates what the model said from what is right. With --prompt the model continues your
 own text, in the task's words:
 
-    python sample.py out/RUN --prompt "<bos> 3 1 , 1 2 , 2 3 , <query_1> 3 <ans>"
+    python sample.py out/RUN --prompt "<bos> c a , b d , d c , a b , <query_2> b"
 
-`load_model` is for notebooks: it returns the task and the model of a run. If the run has a part of
-your own, import the file that defines it first:
+`load_model` is for notebooks: it returns the task and the model of a run. If the run uses your own
+layer or task, import the file that defines it first:
 
     python -c "import examples.relatives, sample; sample.main(['out/RUN'])"
 """
@@ -60,7 +60,7 @@ def main(argv=None):
     parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--prompt", help="your own text, in the task's words")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest (0)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instances (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of instances and what is drawn (0)")
     args = parser.parse_args(argv)
     try:
         require(args.count > 0, "count", args.count, "allowed: 1 or more")

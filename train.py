@@ -11,9 +11,9 @@ A run leaves three files in out/<run>/:
     torchrun --nproc_per_node=4 train.py --task depo          trains on four GPUs
 """
 
-# In the order of events: 1 the settings, 2 data, optimizer and learning rate, 3 one step, 4 the
-# loop, 5 the run's folder and its checkpoint. What prepares them follows: 6 checks before training,
-# 7 presets, 8 the command line, 9 `main`.
+# The program is in sections 1 to 5: 1 the settings, 2 data, optimizer and learning rate, 3 one
+# step, 4 the loop, 5 from the command line to the loop. What they call follows: 6 the run's folder
+# and its checkpoint, 7 checks before training, 8 presets, 9 the command line.
 
 import argparse
 import contextlib
@@ -63,8 +63,8 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 #
 # An option of the command line is a field of Training, of Run or of Config (canon_gpt.py), or an
 # argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and the
-# comment beside it, which `--help` prints, are then in place. Presets (section 7) have defaults of
-# their own.
+# comment beside it, which `--help` prints, are then in place. Presets (section 8) override some
+# defaults.
 
 
 @dataclasses.dataclass
@@ -173,13 +173,10 @@ def load_batches(task, training, run, steps_done):
         num_workers=run.workers,
     )
     for batch in loader:
-        yield [on_device(torch.as_tensor(array), run.device) for array in batch]
-
-
-def on_device(tensor, device):
-    if device == "cuda":  # from pinned memory, so that the CPU need not wait for the copy
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        tensors = [torch.as_tensor(array) for array in batch]
+        if run.device == "cuda":  # from pinned memory the CPU need not wait for the copy
+            tensors = [tensor.pin_memory() for tensor in tensors]
+        yield [tensor.to(run.device, non_blocking=True) for tensor in tensors]
 
 
 def weight_groups(model, training):
@@ -196,7 +193,7 @@ def weight_groups(model, training):
 
 def adamw(model, training):
     # Fused: one kernel updates many weights. (Untested on MPS.) On a CPU it assumes that all are
-    # contiguous. Beside one that is not, it updates other numbers (PyTorch 2.13.0;
+    # contiguous. If one is not, it updates the wrong elements (PyTorch 2.13.0;
     # findings/fused_strides.sh).
     contiguous = all(weight.is_contiguous() for weight in model.parameters())
     return torch.optim.AdamW(
@@ -364,7 +361,7 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
                 save_checkpoint(run.out, model, optimizer, scaler, progress | reached)
                 progress.update(reached)  # after saving: a stopped run names only what is saved
 
-    # What the run cost, with compiling, evaluations and checkpoints; one instance with answers.
+    # What the run cost, with compiling and evaluations; and one instance with answers.
     seconds, last = progress["seconds"], progress["log"][-1]
     final = {
         "step": training.steps,
@@ -442,7 +439,97 @@ def format_scores(task, scores):
     return {name: score_text(value, task.units.get(name)) for name, value in scores.items()}
 
 
-# ---- 5. The run's folder: settings, log, checkpoint ------------------------
+# ---- 5. From the command line to the loop ----------------------------------
+
+
+def end(message, status=2):
+    """End the program with one line. Status 2 means bad input."""
+    process = f", process {RANK}" if WORLD > 1 else ""
+    print(f"train.py{process}: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def prepare_cpu():
+    """Two settings that make a small model's step on a CPU faster."""
+    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
+    # By default, glibc gives freed memory back to Linux after each step, and the next step has to
+    # fetch it again page by page. To keep it saves 5 to 17% of a step.
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):  # only glibc has it
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+        if libc.mallopt(M_MMAP_THRESHOLD, 2**30) == 1:  # 1: it was accepted
+            libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # either one alone makes steps slower
+
+
+def join_processes(training, run):
+    """Under torchrun, meet the other processes. Each takes its share of a batch."""
+    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
+    allowed = f"must be a multiple of {parts}"
+    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
+    if WORLD > 1:
+        if run.device == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its number here
+        torch.distributed.init_process_group()
+
+
+def make_model(config, training, run):
+    """The model with its initial weights, on its device, after `check_model`."""
+    torch.manual_seed(training.seed)
+    model = CanonGPT(config).to(run.device)
+    torch.set_float32_matmul_precision("highest")  # the check looks for small differences
+    check_model(model, mixed_precision(training, run))
+    torch.set_float32_matmul_precision("high")  # on a GPU, training may use TF32: coarser, faster
+    return model
+
+
+def make_optimizer(model, training):
+    optimizer = OPTIMIZERS[training.optimizer](model, training)
+    for group in optimizer.param_groups:
+        group["peak"] = float(group["lr"])
+    return optimizer
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else list(argv)
+    join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    begun_as = ["python", sys.argv[0]]
+    if WORLD > 1:
+        begun_as = ["torchrun", f"--nproc_per_node={WORLD}", sys.argv[0]]
+    command = join_words(begun_as + argv)
+    prepare_cpu()
+    try:
+        task, config, training, run = settings_of(argv)
+        join_processes(training, run)
+        check_task(task, training)
+        model = make_model(config, training, run)
+        optimizer = make_optimizer(model, training)
+        scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+        compiled = decide_compile(config, training, run)
+        if RANK == 0:
+            if run.resume is None:
+                about = about_run(task, config, training, run, model, compiled, command)
+                make_folder(run.out, about)
+            lock = lock_folder(run.out)  # until the program ends
+        progress = {"step": 0, "seconds": 0.0, "log": []}
+        if Path(run.out, "ckpt.pt").exists():
+            progress = load_checkpoint(run.out, model=model, optimizer=optimizer, scaler=scaler)
+        if RANK == 0:
+            announce(model, training, run, compiled, progress["step"])
+    except Refused as error:
+        end(error)
+    except KeyboardInterrupt:
+        end("stopped before it trained", status=130)
+    try:
+        train(task, training, run, model, optimizer, scaler, compiled, progress)
+    except KeyboardInterrupt:
+        resume = join_words([*begun_as, "--resume", run.out])
+        end(f"stopped; {resume} goes on from step {progress['step']}", status=130)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+# ---- 6. The run's folder: settings, log, checkpoint ------------------------
 
 
 def about_run(task, config, training, run, model, compiled, command):
@@ -483,14 +570,14 @@ def processor_name(device):
 
 
 def make_folder(out, about):
-    """Make the run's folder. Opening config.json with "x" fails where there is one, so a folder has
-    one run: of two that begin in it, the second is refused."""
-    config = Path(out, "config.json")
+    """Make the run's folder. Opening config.json with "x" fails where there is one, so a second run
+    in the same folder is refused."""
+    path = Path(out, "config.json")
     has_run = f"has a run: --resume {out}, or remove it"
     try:
         require(not Path(out, "ckpt.pt").exists(), "out", out, has_run)
-        config.parent.mkdir(parents=True, exist_ok=True)
-        with open(config, "x") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "x") as file:
             file.write(json.dumps(about, indent=1) + "\n")
     except OSError as error:
         reason = has_run if isinstance(error, FileExistsError) else error.strerror
@@ -498,8 +585,8 @@ def make_folder(out, about):
 
 
 def lock_folder(out):
-    """Refused if another process trains in this folder. Returns the lock, which ends with the file,
-    and so with the process, however that ends."""
+    """Refused if another process trains in this folder. Returns the lock, an open file, which is
+    released when the process ends, even if it is killed."""
     lock = open(Path(out, "config.json"))
     if fcntl is not None:
         try:
@@ -573,15 +660,18 @@ def load_checkpoint(out, **parts):
     path = Path(out, "ckpt.pt")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
+    except Exception as error:  # a damaged file fails in many ways
+        raise Refused(f"{path} is missing or damaged ({type(error).__name__})") from None
+    try:
         for name, part in parts.items():
             part.load_state_dict(saved[name])
         return {name: saved[name] for name in ("step", "seconds", "log")}
-    except Exception as error:  # a damaged file fails in many ways
-        fault = type(error).__name__
-        raise Refused(f"{path} is missing, damaged or another model's ({fault})") from None
+    except (KeyError, RuntimeError, ValueError) as error:  # what PyTorch raises for another model
+        reason = " ".join(str(error).split())[:200]
+        raise Refused(f"{path} is another model's: {reason}") from None
 
 
-# ---- 6. Checks before training ---------------------------------------------
+# ---- 7. Checks before training ---------------------------------------------
 
 
 @torch.no_grad()
@@ -672,7 +762,7 @@ def announce(model, training, run, compiled, steps_done):
     print(f"  {place}, {training.dtype}, {how}", flush=True)
 
 
-# ---- 7. Presets ------------------------------------------------------------
+# ---- 8. Presets ------------------------------------------------------------
 #
 # A preset scales task, model and training together: `nano` for a CPU core and at most an hour,
 # `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it follows Depo1). An
@@ -748,7 +838,7 @@ PRESETS = {
 # fmt: on
 
 
-# ---- 8. The command line ---------------------------------------------------
+# ---- 9. The command line ---------------------------------------------------
 
 
 def options(owner):
@@ -775,7 +865,7 @@ def add_flag(group, owner, name, default=None):
     kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int | None: int
     if kind is option.empty:  # a task's argument has the type of its default; None takes an int
         kind = int if option.default is None else type(option.default)
-    if default not in (None, ""):  # these say nothing; the text must
+    if default not in (None, ""):  # nothing worth showing
         text += f" ({default})"
     keywords = {"help": text.replace("%", "%%")}
     if kind is bool:
@@ -853,7 +943,7 @@ def settings_of(argv):
         task_settings["block_size"] = max(task_settings["block_size"] or 1, fitted.block_size)
     task = make_task(task_name, run_seed=values["seed"], **task_settings)
     values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
-    if values["steps"] is None:  # Capo's follow from how often each person is met
+    if values["steps"] is None:  # Capo derives them from --exposures
         values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
     config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
     run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
@@ -885,7 +975,7 @@ def values_for(owner, values):
 
 def settings_of_run(parser, chosen, argv):
     """What `settings_of` returns, for --resume. The settings come from the folder's config.json,
-    but flags of Run take precedence, and so does the place of a text that has moved."""
+    but flags of Run take precedence, and --text gives the new path of a text that has moved."""
     for name in ("task", "preset"):
         value = getattr(chosen, name)
         require(value is None, name, value, "a resumed run keeps its own")
@@ -923,95 +1013,6 @@ def run_name(task, config, training, typed):
         else:
             words.append(f"{option}={Path(value).stem if name == 'text' else value}")
     return "_".join([*words, f"s{training.seed}"])
-
-
-# ---- 9. Where everything begins --------------------------------------------
-
-
-def end(message, status=2):
-    """End the program with one line. Status 2 means bad input."""
-    process = f", process {RANK}" if WORLD > 1 else ""
-    print(f"train.py{process}: {message}", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def keep_memory():
-    """By default, glibc gives freed memory back to Linux after each step, and the next step has to
-    fetch it again page by page. Keeping it makes a small model's step on a CPU 5 to 17% faster."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "mallopt"):  # only glibc has it
-        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-        if libc.mallopt(M_MMAP_THRESHOLD, 2**30) == 1:  # 1: it was accepted
-            libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # either one alone makes steps slower
-
-
-def join_processes(training, run):
-    """Under torchrun, meet the other processes. Each takes its share of a batch."""
-    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
-    allowed = f"must be a multiple of {parts}"
-    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
-    if WORLD > 1:
-        if run.device == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its number here
-        torch.distributed.init_process_group()
-
-
-def make_model(config, training, run):
-    """The model with its initial weights, on its device, after `check_model`."""
-    torch.manual_seed(training.seed)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
-    model = CanonGPT(config).to(run.device)
-    torch.set_float32_matmul_precision("highest")  # the check looks for small differences
-    check_model(model, mixed_precision(training, run))
-    torch.set_float32_matmul_precision("high")  # from here on TF32 on a GPU: coarser, but faster
-    return model
-
-
-def make_optimizer(model, training):
-    optimizer = OPTIMIZERS[training.optimizer](model, training)
-    for group in optimizer.param_groups:
-        group["peak"] = float(group["lr"])
-    return optimizer
-
-
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else list(argv)
-    join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
-    begun_as = ["python", sys.argv[0]]
-    if WORLD > 1:
-        begun_as = ["torchrun", f"--nproc_per_node={WORLD}", sys.argv[0]]
-    command = join_words(begun_as + argv)
-    keep_memory()
-    try:
-        task, config, training, run = settings_of(argv)
-        join_processes(training, run)
-        check_task(task, training)
-        model = make_model(config, training, run)
-        optimizer = make_optimizer(model, training)
-        scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
-        compiled = decide_compile(config, training, run)
-        if RANK == 0:
-            if run.resume is None:
-                about = about_run(task, config, training, run, model, compiled, command)
-                make_folder(run.out, about)
-            lock = lock_folder(run.out)  # until the program ends
-        progress = {"step": 0, "seconds": 0.0, "log": []}
-        if Path(run.out, "ckpt.pt").exists():
-            progress = load_checkpoint(run.out, model=model, optimizer=optimizer, scaler=scaler)
-        if RANK == 0:
-            announce(model, training, run, compiled, progress["step"])
-    except Refused as error:
-        end(error)
-    except KeyboardInterrupt:
-        end("stopped before the first step", status=130)
-    try:
-        train(task, training, run, model, optimizer, scaler, compiled, progress)
-    except KeyboardInterrupt:
-        command = join_words([*begun_as, "--resume", run.out])
-        end(f"stopped; {command} goes on from step {progress['step']}", status=130)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
