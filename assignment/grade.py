@@ -108,7 +108,7 @@ def write_bodies(copy, exercise, submission=None):
 
 
 def kill(process):
-    """End a process and what it has started. (Windows is untested.)"""
+    """End a process and all that it has started. (Windows is untested.)"""
     if sys.platform == "win32":
         command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
         subprocess.run(command, capture_output=True)
