@@ -58,7 +58,7 @@ def ask(task, model, names):
            it is the answer
     """
     rng = np.random.default_rng(7)
-    sizes = [names] * CYCLES
+    sizes = [names for _ in range(CYCLES)]
     hops = [1 for _ in range(min(names, task.most_questions))]
     found = []
     for words, sources, nodes in zip(
