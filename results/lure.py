@@ -30,21 +30,23 @@ from sample import load_model
 from tasks import Depo1, shuffles
 
 TITLE = "Depo1: models wait until they count words; with commas none waits"
+HEADER = ["run", "names", "right", "expected", "lure", "expected", "other", "words known"]
 SIZES = (20, 10, 7, 5)  # names
 CYCLES = 200  # of each size
 KNOWN = 5  # words whose parity such a model knows, in the figure's thin lines
 
 
-def expected_share(known, names):
-    """The right answers of a model that can tell sources from targets only for `known` of the words
-    of `names` edges. It answers half of the questions about a q of which it knows neither place."""
+def expected_lures(known, names):
+    """The share of lures in the answers of a model that can tell sources from targets only for
+    `known` of the words of `names` edges, and else guesses: it takes half of the lures if it knows
+    neither place of q."""
     unknown = max(0, 1 - known / (2 * names))
-    return 1 - unknown**2 / 2
+    return unknown**2 / 2
 
 
-def known_words(share, names):
-    """The reverse of `expected_share`."""
-    return 2 * names * (1 - (2 * min(1 - share, 0.5)) ** 0.5)
+def known_words(lures, names):
+    """The reverse of `expected_lures`."""
+    return 2 * names * (1 - (2 * min(lures, 0.5)) ** 0.5)
 
 
 @torch.no_grad()
@@ -56,7 +58,7 @@ def ask(task, model, names):
            it is the answer
     """
     rng = np.random.default_rng(7)
-    sizes = [names] * CYCLES
+    sizes = [names for _ in range(CYCLES)]
     hops = [1 for _ in range(min(names, task.most_questions))]
     found = []
     for words, sources, nodes in zip(
@@ -116,7 +118,8 @@ def draw_training(axis):
         curve = plot.mean_by_step(runs, "k=1")
         axis.plot(list(curve), list(curve.values()), line, color=colour, lw=2.2, label=label)
         if colour == plot.ORANGE:
-            axis.axhline(expected_share(KNOWN, names), color=plot.GREY, ls=line, lw=0.9)
+            waits_at = 1 - expected_lures(KNOWN, names)
+            axis.axhline(waits_at, color=plot.GREY, ls=line, lw=0.9)
     axis.set_xlim(0, 9000)
     axis.set_xlabel("training steps")
     axis.set_title(f"one hop, NoPE + Canon; grey: {KNOWN} words known", fontsize=11)
@@ -137,24 +140,28 @@ def draw_places(axis, found):
 
 def rows_of(folder):
     """(what `ask` found among 10 names, the table's rows) of a run. The known words follow from the
-    score among the most names, and the expected scores from them."""
+    wrong answers, or from the lures, among the most names, and the expected shares from them."""
     task, model = load_model(folder)
     require(isinstance(task, Depo1), "task", task.name, "allowed: depo1")
     require(task.N >= SIZES[0], "N", task.N, f"at least {SIZES[0]}")
     found = {names: ask(task, model, names) for names in SIZES}
-    known = known_words(shares(found[SIZES[0]])["right"], SIZES[0])
+    among_most = shares(found[SIZES[0]])
+    by_wrong = known_words(1 - among_most["right"], SIZES[0])
+    by_lures = known_words(among_most["lure"], SIZES[0])
+    known = f"{by_wrong:.1f} or {by_lures:.1f}"
     rows = []
     for names in SIZES:
-        numbers = [*shares(found[names]).values(), expected_share(known, names)]
-        name = Path(folder).name if names == SIZES[0] else ""
-        rows.append([name, str(names), *map("{:.0%}".format, numbers), f"{known:.1f}"])
+        each = shares(found[names])
+        expected = 1 - expected_lures(by_wrong, names), expected_lures(by_lures, names)
+        cells = each["right"], expected[0], each["lure"], expected[1], each["other"]
+        rows.append([Path(folder).name, str(names), *map("{:.0%}".format, cells), known])
     return found[10], rows
 
 
 def main():
     parser = argparse.ArgumentParser(prog="lure.py", usage=argparse.SUPPRESS)
     parser.add_argument("runs", nargs="+", help="folders of models trained on Depo1")
-    among_ten, rows = {}, [["", "names", "right", "lure", "other", "right, expected", "words known"]]
+    among_ten, rows = {}, [HEADER]
     try:
         for folder in parser.parse_args().runs:
             among_ten[folder], its_rows = rows_of(folder)

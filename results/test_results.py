@@ -199,7 +199,7 @@ def test_lure():
         if place is not None:
             assert kind == ("lure" if place % 2 else "right")
     for known in (0, 3, 5):
-        assert lure.known_words(lure.expected_share(known, 20), 20) == pytest.approx(known)
+        assert lure.known_words(lure.expected_lures(known, 20), 20) == pytest.approx(known)
 
 
 def test_counting_stops_depo1():
