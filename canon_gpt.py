@@ -731,7 +731,7 @@ class CanonGPT(nn.Module):
     def parameter_counts(self):
         """The number of parameters in all, in the embeddings (the head included), and in Canon."""
         embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
-        canon = [p for name, p in self.named_parameters() if ".canon_" in name]
+        canon = [p for name, p in self.named_parameters() if "canon_" in name]
         return {
             "total": count_numbers(self.parameters()),
             "embeddings": count_numbers(embeddings),
@@ -1101,9 +1101,8 @@ class LinearMixer(Mixer):
         # An exported model has as many chunks as its example.
         if is_exporting() and isinstance(T, torch.SymInt):
             raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
-        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large (benchmarks/README.md
-        # has the times). With the bracket, one chunk of up to 96 steps is as fast as several, and
-        # compiles in a third of the time.
+        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large. With the bracket, one
+        # chunk of up to 96 steps is as fast as several, and compiles in a third of the time.
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
             chunk = T

@@ -31,6 +31,12 @@ MODELS = {  # {name: flags of train.py}
 LINEAR = ["GLA", "Mamba2", "Gated DeltaNet"]
 
 
+def few_batches(task, training, run):
+    """The first four batches, again and again."""
+    drawn = itertools.islice(train.load_batches(task, training, run, steps_done=0), 4)
+    return itertools.cycle(list(drawn))
+
+
 def make_step(model, flags):
     """A function that trains one of MODELS by one step."""
     flags = f"{flags} {MODELS[model]} --workers 0"
@@ -40,8 +46,7 @@ def make_step(model, flags):
     scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
     fast_model = train.compiled_and_distributed(model, run, run.compile)
     autocast = train.mixed_precision(training, run)
-    drawn = itertools.islice(train.load_batches(task, training, run, steps_done=0), 4)
-    batches = itertools.cycle(list(drawn))
+    batches = few_batches(task, training, run)
 
     def step():
         return train.train_step(

@@ -1,13 +1,22 @@
 """Each benchmark runs, at tiny shapes, and saves its rows."""
 
 import json
+from functools import partial
 
 import common
 import convolution
-import generators
-import mixers
+import peers
 import pytest
 import step
+
+NANOGPT = """
+import canon_gpt
+
+GPT = canon_gpt.CanonGPT
+
+def GPTConfig(block_size, vocab_size, n_layer, n_head, n_embd, bias):
+    return canon_gpt.Config(vocab_size, block_size, n_layer, n_head, n_embd)
+"""
 
 
 def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
@@ -16,11 +25,12 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
     out = tmp_path / "rows.jsonl"
     bench = common.Benchmark("test.py", "", ["--out", str(out)])
     convolution.measure(bench, B=2, T=9, D=32, rounds=2)
-    generators.measure(bench, "nano", "copy", rounds=2)
-    for name in mixers.SHAPES:
-        mixers.compare(bench, name, B=1, T=40, rounds=2)
     flags = "--preset nano --task copy --batch-size 2 --no-compile"
     step.compare(bench, ["Canon-ABCD", *step.LINEAR], flags, rounds=2)
+    (tmp_path / "nanogpt.py").write_text(NANOGPT)
+    nanogpt = partial(peers.make_nanogpt, peers.import_from(tmp_path / "nanogpt.py"))
+    peers.compare_steps(bench, {"nanoGPT": nanogpt}, flags, rounds=2)
+    peers.compare_writing(bench, {"nanoGPT": nanogpt}, n_layer=1, d_model=16, tokens=4, rounds=2)
 
     printed = capsys.readouterr().out
     about, *rows = map(json.loads, out.read_text().splitlines())
@@ -28,7 +38,7 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
     for row in rows:
         assert row["what"] in printed
         assert (row.get("error") or 0) < (1e-5 if about["device"] == "cpu" else 2e-2)
-    expected = {"causal_conv", "nn.Conv1d", "copy", "GDN, chunks", "attention, PyTorch", "Mamba2"}
+    expected = {"causal_conv", "nn.Conv1d", "Mamba2", "nanoGPT", "without Canon"}
     assert expected <= {row["what"] for row in rows}
 
 
