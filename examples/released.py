@@ -147,11 +147,11 @@ FIXED = {  # the same in all sixteen models; other values are refused
     "model_name": None,  # set in his linear models
     "hidden_act": "silu",
 }
-READ = ["seq_len", "n_layers", "n_heads", "n_kv_heads", "canon_set", "qk_norm", "rope_dim"]
-READ += ["rope_theta", "eos_token_id"]
-# These don't change what a model computes, given its weights. Any other setting must be off, None
-# or False.
-WITHOUT_EFFECT = """
+# What else a model may say: what is read, and what does not change what given weights compute. Any
+# other setting must be off, None or False.
+KNOWN = """
+seq_len n_layers n_heads n_kv_heads canon_set qk_norm rope_dim rope_theta eos_token_id
+
 dim vocab_size hidden_dim hidden_size intermediate_size head_dim multiple_of ffn_dim_multiplier
 partial_rotary_factor max_seqlen init_base_std init_std_factor initializer_range seed attn_impl
 z_loss attention_dropout pretraining_tp use_cache dtype torch_dtype bos_token_id pad_token_id
@@ -165,10 +165,8 @@ def load(folder, dtype=torch.bfloat16, device="cpu"):
     Loading takes no more memory than the weights, in dtype, and the largest matrix.
     """
     folder = Path(folder)
-    if (folder / "default").is_dir():
-        settings, weights = read_lingua(folder / "default")
-    else:
-        settings, weights = read_hugging_face(folder)
+    read = read_lingua if (folder / "default").is_dir() else read_hugging_face
+    settings, weights = read(folder)
     check_settings(settings)
     return make_model(settings, weights, dtype, device)
 
@@ -182,31 +180,38 @@ def read_file(file, read):
         raise Refused(f"{file} is {fault}; download it again") from None
 
 
+def read_json(file):
+    return dict(json.loads(file.read_text()))
+
+
 def read_lingua(folder):
     """His settings, and his weights by name, each of which is read from the disk when used."""
 
     def read_params(file):
-        params = json.loads(file.read_text())
+        params = read_json(file)
         return params["model"] | {"seq_len": params["data"]["seq_len"]}
 
     def read_weights(file):
         return torch.load(file, map_location="cpu", mmap=True, weights_only=True)["model"]
 
-    settings = read_file(folder / "params.json", read_params)
-    return settings, read_file(folder / "consolidated.pth", read_weights)
+    settings = read_file(folder / "default" / "params.json", read_params)
+    config = folder / "config.json"
+    if config.exists():
+        settings["eos_token_id"] = read_file(config, read_json).get("eos_token_id")
+    return settings, read_file(folder / "default" / "consolidated.pth", read_weights)
 
 
 def read_hugging_face(folder):
     """The same. Where an index names the files, no other file is read."""
     from safetensors.torch import load_file
 
-    config = read_file(folder / "config.json", lambda file: dict(json.loads(file.read_text())))
+    config = read_file(folder / "config.json", read_json)
     for name in ("rope_version", "rms_norm_eps"):  # his defaults are not those of his models
         require(name in config, name, None, "config.json must say it")
     files = ["model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        places = read_file(index, lambda file: json.loads(file.read_text())["weight_map"])
+        places = read_file(index, lambda file: read_json(file)["weight_map"])
         files = sorted(set(places.values()))
     weights = {}
     for file in files:
@@ -237,7 +242,7 @@ def check_settings(settings):
         value = settings.get(name)
         require(isinstance(value, (int, float)) and value > 0, name, value, "allowed: a number")
     for name, value in settings.items():
-        known = name in FIXED or name in READ or name in WITHOUT_EFFECT
+        known = name in FIXED or name in KNOWN
         require(known or value in (None, False), name, value, "his sixteen models don't have it")
 
 

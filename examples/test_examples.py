@@ -154,6 +154,30 @@ def test_graft(tmp_path, monkeypatch, capsys):
     assert begun == "out/own, 1 more steps:" and len(rows) == 4
 
 
+def test_a_text_of_tokens(tmp_path, monkeypatch):
+    """The class on the page reads uint16, trains, and continues a prompt."""
+    page = (HERE / "README.md").read_text()
+    (code,) = re.findall(r"^```python\n(import functools.*?)^if", page, re.MULTILINE | re.DOTALL)
+    encoding = SimpleNamespace(
+        n_vocab=600, encode=lambda text: [599], decode=lambda numbers: f"{numbers}"
+    )
+    package = SimpleNamespace(get_encoding=lambda name: encoding)
+    monkeypatch.setitem(sys.modules, "tiktoken", package)
+    monkeypatch.chdir(tmp_path)
+    numbers = numpy.random.default_rng(0).integers(0, 600, 200_000).astype(numpy.uint16)
+    numbers.tofile("train.bin")
+    with fresh_tables():
+        exec(code, {})
+        inputs, targets = tasks.make_task("tokens").batch(seed=0, step=0, batch_size=2)
+        windows = numpy.lib.stride_tricks.sliding_window_view(numbers, 257)
+        read = numpy.append(inputs[0], targets[0, -1]) - 1
+        assert (windows == read).all(axis=1).any() and (inputs[0, 1:] == targets[0, :-1]).all()
+        train.main("--task tokens --preset nano --steps 1 --eval-size 2 --out out/own".split())
+        task, model = sample.load_model("out/own")
+        assert list(task.evaluate(model, seed=0, n=2)) == ["bits per token"]
+        assert sample.complete_prompt(task, model, "x", 0.0, seed=0).startswith("[599]")
+
+
 # ---- llama.py --------------------------------------------------------------
 
 

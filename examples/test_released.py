@@ -143,67 +143,14 @@ def test_a_released_model_computes_what_it_should(name, tmp_path):
     assert error(small, expected) < 0.05
 
 
-# ---- What is refused -------------------------------------------------------
-
-REFUSED = [  # settings, weights that are added, and a part of the line
-    ({"norm_eps": 1e-6}, [], "norm_eps = 1e-06: allowed: 1e-05"),
-    ({"model_name": "GLA5"}, [], "model_name = 'GLA5'"),
-    ({"sliding_window": 64}, [], "sliding_window = 64: his sixteen models don't have it"),
-    ({"head_dim": 32}, [], "head_dim = 32: with 4 heads allowed: 16"),
-    ({"n_layers": None}, [], "n_layers = None: allowed: a number"),
-    ({"hidden_dim": 40, "dim": 64, "seed": 7, "canon_bias": False}, ["x"], "['x']: not in such"),
-    ({"qk_norm": True}, [], "weights = 'layers.0.attention.q_norm.weight': not in the file"),
-    ({}, ["layers.0.attention.wq.bias"], "attention.wq.bias']: not in such a Llama"),
-    ({}, ["layers.1.canonA.weight"], "blocks.1.canon_a.weight = (1,): the settings say (4, 64)"),
-]
-
-
-def line_of_error(folder, capsys, *flags):
-    """What the command says where it refuses."""
-    with pytest.raises(SystemExit) as end:
-        released.main([str(folder), *flags])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1, error
-    return error
-
-
-@pytest.mark.parametrize("settings, added, line", REFUSED)
-def test_other_models_are_refused(settings, added, line, tmp_path, capsys):
-    weights = make_release(tmp_path, MODELS["8B"])
-    file = tmp_path / "default" / "consolidated.pth"
-    torch.save({"model": weights | dict.fromkeys(added, torch.zeros(1))}, file)
-    params = {"model": MODELS["8B"] | settings, "data": {"seq_len": 100}}
-    (tmp_path / "default" / "params.json").write_text(json.dumps(params))
-    assert line in line_of_error(tmp_path, capsys)
-
-
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2734567\n"
-
-
-@pytest.mark.parametrize("name", ["params.json", "consolidated.pth"])
-@pytest.mark.parametrize("fault", ["pointer", "half", "empty", "missing"])
-def test_broken_downloads(name, fault, tmp_path, capsys):
-    make_release(tmp_path, MODELS["8B"])
-    break_file(tmp_path / "default" / name, fault)
-    assert f"{name} is missing, damaged, or a git-lfs pointer" in line_of_error(tmp_path, capsys)
-
-
-def break_file(file, fault):
-    whole = file.read_bytes()
-    file.write_bytes({"pointer": POINTER, "half": whole[: len(whole) // 2]}.get(fault, b""))
-    if fault == "missing":
-        file.unlink()
-
-
-# ---- Hugging Face's names, and the command ---------------------------------
+# ---- Both kinds of folders, and what is refused ----------------------------
 
 
 @pytest.fixture
-def hugging_face(tmp_path, monkeypatch):
-    """(model, folder): a model, and the same in two files with Hugging Face's names. torch.load
-    reads them here, so that the package safetensors need not be installed."""
+def folders(tmp_path, monkeypatch):
+    """The 8B model as Lingua saves it, and in hugging_face/ the same in two files with Hugging
+    Face's names. torch.load reads them here, so that safetensors need not be installed."""
     weights = make_release(tmp_path, MODELS["8B"])
-    model = released.load(tmp_path, dtype=torch.float64)
     theirs = {lingua: hugging_face for _, lingua, hugging_face in released.ROWS}
     renamed = {"lm_head.weight": weights.pop("output.weight")}
     for name, weight in weights.items():
@@ -215,22 +162,30 @@ def hugging_face(tmp_path, monkeypatch):
     for number, names in enumerate((list(renamed)[:9], list(renamed)[9:])):
         torch.save({name: renamed[name] for name in names}, folder / f"{number}.safetensors")
         places |= dict.fromkeys(names, f"{number}.safetensors")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
-    config = {"model_type": "LlamaCanon", "rope_version": "lingua"} | MODELS["8B"]
-    config |= {"max_position_embeddings": 100, "eos_token_id": 2, "rope_scaling": None}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    config = {"model_type": "LlamaCanon", "rope_version": "lingua", "rope_scaling": None}
+    config |= MODELS["8B"] | {"max_position_embeddings": 100, "eos_token_id": 2}
     for hugging_face, lingua in released.SETTINGS.items():
         if lingua in config:
             config[hugging_face] = config.pop(lingua)
     (folder / "config.json").write_text(json.dumps(config))
     package = SimpleNamespace(load_file=lambda file: torch.load(file.open("rb")))
     monkeypatch.setitem(sys.modules, "safetensors.torch", package)
-    return model, folder
+    return tmp_path
+
+
+def line_of_error(folder, capsys, *flags):
+    """What the command says where it refuses."""
+    with pytest.raises(SystemExit) as end:
+        released.main([str(folder), *flags])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1, error
+    return error
 
 
 @torch.no_grad()
-def test_hugging_faces_names(hugging_face, capsys):
-    model, folder = hugging_face
+def test_hugging_faces_names(folders, capsys):
+    model, folder = released.load(folders, dtype=torch.float64), folders / "hugging_face"
     stale = {"model.norm.weight": torch.zeros(64)}
     torch.save(stale, folder / "model.safetensors")  # left from before: the index doesn't name it
     same = released.load(folder, dtype=torch.float64)
@@ -241,27 +196,56 @@ def test_hugging_faces_names(hugging_face, capsys):
     assert "weights = ['model.norm.weight']: in two files" in line_of_error(folder, capsys)
 
 
-CONFIG_FAULTS = [
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling = {'rope_type'"),
-    ({"attention_bias": True}, "attention_bias = True: his sixteen models don't have it"),
-    ({"rope_version": "huggingface"}, "rope_version = 'huggingface': allowed: lingua"),
-    ({"rope_version": None}, "rope_version = None"),
+PARAMS, CONFIG = "default/params.json", "hugging_face/config.json"
+REFUSED = [  # a file, what is changed in it, and a part of the line
+    (PARAMS, {"norm_eps": 1e-6}, "norm_eps = 1e-06: allowed: 1e-05"),
+    (PARAMS, {"model_name": "GLA5"}, "model_name = 'GLA5'"),
+    (PARAMS, {"sliding_window": 64}, "sliding_window = 64: his sixteen models don't have it"),
+    (PARAMS, {"head_dim": 32}, "head_dim = 32: with 4 heads allowed: 16"),
+    (PARAMS, {"n_layers": None}, "n_layers = None: allowed: a number"),
+    (PARAMS, {"qk_norm": True}, "weights = 'layers.0.attention.q_norm.weight': not in the file"),
+    (PARAMS, {"canon_set": "ABC"}, "weights = ['layers.0.feed_forward.canonD.weight']: not in"),
+    (CONFIG, {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling = {'rope_type'"),
+    (CONFIG, {"attention_bias": True}, "attention_bias = True: his sixteen models don't have it"),
+    (CONFIG, {"rope_version": "huggingface"}, "rope_version = 'huggingface': allowed: lingua"),
 ]
 
 
-@pytest.mark.parametrize("changed, line", CONFIG_FAULTS)
-def test_settings_that_change_what_a_model_computes(changed, line, hugging_face, capsys):
-    _, folder = hugging_face
-    config = json.loads((folder / "config.json").read_text()) | changed
-    (folder / "config.json").write_text(json.dumps(config))
-    assert line in line_of_error(folder, capsys)
+@pytest.mark.parametrize("name, changed, line", REFUSED)
+def test_other_models_are_refused(name, changed, line, folders, capsys):
+    about = json.loads((folders / name).read_text())
+    about.get("model", about).update(changed)
+    (folders / name).write_text(json.dumps(about))
+    assert line in line_of_error(folders if name == PARAMS else folders / "hugging_face", capsys)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "1.safetensors"])
-def test_broken_files_of_hugging_face(name, hugging_face, capsys):
-    _, folder = hugging_face
-    break_file(folder / name, "half")
-    assert f"{name} is missing, damaged" in line_of_error(folder, capsys)
+def test_a_weight_of_another_shape_is_refused(folders, capsys):
+    file = folders / "default/consolidated.pth"
+    weights = torch.load(file)["model"] | {"layers.1.canonA.weight": torch.zeros(1)}
+    torch.save({"model": weights}, file)
+    line = "blocks.1.canon_a.weight = (1,): the settings say (4, 64)"
+    assert line in line_of_error(folders, capsys)
+
+
+INDEX = "hugging_face/model.safetensors.index.json"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2734567\n"
+
+
+@pytest.mark.parametrize("name", [PARAMS, "default/consolidated.pth", CONFIG, INDEX])
+@pytest.mark.parametrize("fault", ["pointer", "half", "empty", "missing"])
+def test_broken_downloads(name, fault, folders, capsys):
+    file = folders / name
+    whole = file.read_bytes()
+    file.unlink()
+    if fault != "missing":
+        file.write_bytes({"pointer": POINTER, "half": whole[: len(whole) // 2]}.get(fault, b""))
+    folder = folders if name.startswith("default") else folders / "hugging_face"
+    line = line_of_error(folder, capsys)
+    expected = "model.safetensors" if name == INDEX and fault == "missing" else file.name
+    assert f"{expected} is missing, damaged, or a git-lfs pointer" in line
+
+
+# ---- The command -----------------------------------------------------------
 
 
 def test_the_command(tmp_path, capsys):
@@ -281,16 +265,15 @@ BAD_PROMPTS = [
     ("1 50", 4, "prompt = [1, 50]: allowed: one token or more, below 50"),
     (" ", 4, "prompt = []: allowed: one token"),
     ("1 7 3", -3, "length = -3: allowed: 1 or more"),
-    ("1 7 3", 99, "max_new_tokens = 99: block_size leaves room for 98"),
 ]
 
 
 def test_writing_ends_where_the_config_says(tmp_path):
     make_release(tmp_path, MODELS["1B"])
-    model = released.load(tmp_path, dtype=torch.float64)
 
     def written(end):
-        model.config.eos_token_id = end
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": end}))
+        model = released.load(tmp_path, dtype=torch.float64)
         return released.continuation(model, tmp_path / "none", "1 7 3", 8).split()[3:]
 
     whole = written(None)
