@@ -299,7 +299,7 @@ def draw_panels(draw, groups, title, headings, meaning, per_row, height):
 
 
 def small_print(groups, meaning):
-    """Such as "Bars are means, dots seeds. Seeds per model: 1 to 3. Training steps: 800." """
+    """Such as "Seeds per model: 1. Training steps: 16,000." """
     seeds = Counter()  # of each model on each task
     for label, runs in groups.items():
         seeds.update((label, run["task"]["name"]) for run in runs)
@@ -445,9 +445,9 @@ def attention_maps(model, tokens):
 
 MOST_ROWS, MOST_COLUMNS = 12, 40  # of a panel
 
-HOW_TO_READ = """a → b: the model has read a, and should say b. To find out, a head looks for an
-earlier a. After Canon-A or B a token also tells of the three before it, so that head may
-look one, two or three places after a."""
+HOW_TO_READ = """a → b: the model has read a, and should say b. To find b, a head may look for an
+earlier a. After Canon-A or B a token also tells of the three before it, so that the head
+can look one, two or three places after a instead."""
 
 
 def inside(folder, title=""):
@@ -528,7 +528,8 @@ def main(argv=None):
     try:
         if args.inside:
             for path in paths:
-                save(inside(path), f"{Path(path).resolve().name}_inside")
+                name = Path(path).resolve().name
+                save(inside(path, title=f"{name}: where its heads look"), f"{name}_inside")
             return
         runs = read_runs(paths)
         if not runs:
