@@ -731,7 +731,7 @@ class CanonGPT(nn.Module):
     def parameter_counts(self):
         """The number of parameters in all, in the embeddings (the head included), and in Canon."""
         embeddings = {self.embed.weight, self.head.weight}  # a set: if tied, they are one
-        canon = [p for name, p in self.named_parameters() if ".canon_" in name]
+        canon = [p for name, p in self.named_parameters() if "canon_" in name]
         return {
             "total": count_numbers(self.parameters()),
             "embeddings": count_numbers(embeddings),

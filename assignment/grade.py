@@ -129,14 +129,9 @@ def run_tests(copy, exercises, timeout):
     command += ["-m", " or ".join(f"exercise{number}" for number in exercises), "test_canon.py"]
     printed = copy / "printed.txt"
     with printed.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=copy,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,  # in a process group of its own
+        ends = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+        process = subprocess.Popen(  # in a process group of its own
+            command, cwd=copy, env=environment, start_new_session=True, **ends
         )
         try:
             process.wait(timeout)

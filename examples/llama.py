@@ -52,10 +52,17 @@ def add_canon(model, points="abcd"):
             for name in ("gate_proj", "up_proj"):
                 linear = getattr(mlp, name)
                 setattr(mlp, name, with_canon(linear, linear.out_features))
-    # With a cache, a block sees one token at a time, but a Canon layer also needs the three before
-    # it. Generation would be wrong, without any warning.
+        attention.register_forward_pre_hook(refuse_cache, with_kwargs=True)
     model.config.use_cache = False
     model.generation_config.use_cache = False
+
+
+def refuse_cache(attention, args, kwargs):
+    """With a cache, a block sees one token at a time, but a Canon layer also needs the three before
+    it. Without this hook generation would be wrong, without any warning."""
+    for name in ("cache", "past_key_values"):  # in transformers 5.24 and in 4.57
+        if kwargs.get(name) is not None:
+            raise ValueError("these Canon layers cannot work with a cache: use_cache must be False")
 
 
 def weight_groups(model, weight_decay):

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import canon_gpt
 import kernels
+import numpy
 import plot
 import pytest
 import sample
@@ -25,7 +26,7 @@ COPY_8 = "--task copy --N 8 --block-size 17"
 EXAMPLES = [  # the file and its flags
     ("retention", f"{COPY_8} --mixer retention"),
     ("relatives", f"{COPY_8} --canon-type gated"),
-    ("reverse", "--task reverse"),
+    ("mqar", "--task mqar"),
     ("longer", "--task longer"),
     ("sets", "--task sets"),
 ]
@@ -119,6 +120,23 @@ def test_inklings_places():
         assert_close(block(x), y)
 
 
+def test_mqar():
+    """Each key is asked once, its value follows, and early places are asked more often."""
+    with fresh_tables():
+        task = runpy.run_path(str(HERE / "mqar.py"))["MQAR"](N=4, V=9, block_size=40)
+    first, last = 0, 0
+    for document in task.documents(numpy.random.default_rng(0), 400):
+        words = task.decode(document.tokens).split()
+        assert words[0] == "<bos>" and len(words) == 41
+        pairs = list(zip(words[1:9:2], words[2:9:2]))
+        asked = [(words[start - 1], words[start]) for start, end in document.targets]
+        assert sorted(asked) == sorted(pairs) and len(dict(pairs)) == len({*words[2:9:2]}) == 4
+        places = [start for start, end in document.targets]
+        first += places[0] == 10
+        last += places[-1] == 40
+    assert first > 3 * last > 0
+
+
 def test_graft(tmp_path, monkeypatch, capsys):
     """A model with grafted Canon layers gives the same logits until it trains on."""
     monkeypatch.chdir(tmp_path)
@@ -197,6 +215,12 @@ def test_canon_in_a_llama(points, modules, monkeypatch):
     model = fake_llama(width=6)
     llama.add_canon(model, points)
     assert not model.config.use_cache and not model.generation_config.use_cache
+    attention = model.model.layers[0].self_attn
+    attention.forward = lambda **given: given
+    attention(cache=None, past_key_values=None)
+    for name in ("cache", "past_key_values"):
+        with pytest.raises(ValueError, match="use_cache must be False"):
+            attention(**{name: object()})
     wrapped = set()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Sequential):
