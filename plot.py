@@ -178,8 +178,7 @@ def values_by_step(run, score):
 
 def mean_by_step(runs, score):
     """{step: mean over the runs that have this score}, up to where all of them have come."""
-    curves = [values_by_step(run, score) for run in runs]
-    curves = [curve for curve in curves if curve]
+    curves = [curve for run in runs if (curve := values_by_step(run, score))]
     means = {}
     for step in curves[0] if curves else ():
         values = [curve[step] for curve in curves if step in curve]
@@ -212,11 +211,9 @@ def cell(runs, score):
     """The mean, and each seed's score: "36% (53, 28, 26)"."""
     unit = unit_of({"": runs}, score)
     values = last_scores(runs, score)
-    if not values:
-        return "not run"
     each = [score_text(value, unit) for value in values]
-    if len(each) == 1:
-        return each[0]
+    if len(each) <= 1:
+        return each[0] if each else "not run"
     if len(each) > 5:
         each = [f"lowest of {len(each)} seeds {score_text(min(values), unit)}"]
     return f"{score_text(mean(values), unit)} ({', '.join(each).replace('%', '')})"
@@ -287,19 +284,13 @@ def draw_panels(draw, groups, title, headings, meaning, per_row, height):
     for axis, (score, heading) in zip(axes, headings.items()):
         legend.update(draw(axis, groups, score))
         axis.set_title(heading)
-    figure.legend(
-        legend.values(),
-        legend.keys(),
-        title=small_print(groups, meaning),
-        alignment="left",
-        loc="outside lower left",
-        ncols=2,
-    )
+    place = {"loc": "outside lower left", "alignment": "left", "ncols": 2}
+    figure.legend(legend.values(), legend.keys(), title=small_print(groups, meaning), **place)
     return figure
 
 
 def small_print(groups, meaning):
-    """Such as "Bars are means, dots seeds. Seeds per model: 1 to 3. Training steps: 800." """
+    """Such as "Seeds per model: 1. Training steps: 16,000." """
     seeds = Counter()  # of each model on each task
     for label, runs in groups.items():
         seeds.update((label, run["task"]["name"]) for run in runs)
@@ -445,9 +436,9 @@ def attention_maps(model, tokens):
 
 MOST_ROWS, MOST_COLUMNS = 12, 40  # of a panel
 
-HOW_TO_READ = """a → b: the model has read a, and should say b. To find out, a head looks for an
-earlier a. After Canon-A or B a token also tells of the three before it, so that head may
-look one, two or three places after a."""
+HOW_TO_READ = """a → b: the model has read a, and should say b. To find b, a head may look for an
+earlier a. After Canon-A or B a token also tells of the three before it, so that the head
+can look one, two or three places after a instead."""
 
 
 def inside(folder, title=""):
@@ -528,15 +519,16 @@ def main(argv=None):
     try:
         if args.inside:
             for path in paths:
-                save(inside(path), f"{Path(path).resolve().name}_inside")
+                name = Path(path).resolve().name
+                save(inside(path, title=f"{name}: where its heads look"), f"{name}_inside")
             return
         runs = read_runs(paths)
         if not runs:
             raise Refused(f"no run in {', '.join(paths)}")
         if args.save:
             pack(runs, args.save)
-        in_folders = all(Path(path).is_dir() for path in paths)
-        draw_runs(runs, start="" if in_folders else "packed_")  # own figures stay as they are
+        packed = any(Path(path).suffix == ".json" for path in paths)
+        draw_runs(runs, start="packed_" if packed else "")  # own figures stay as they are
     except (Refused, OSError) as error:
         parser.error(str(error))
 

@@ -2267,6 +2267,8 @@ def test_runs_are_read(here):
     runs = plot.read_runs(sorted(Path("out").iterdir()))
     finished, stopped, undefined = runs
     assert math.isnan(plot.last_scores([undefined], "tokens")[0])
+    plot.main([str(path) for path in Path("out").iterdir()])
+    assert Path("out/copy_nano.png").exists()
     last = logged("out/finished")[-1]
     assert [line["step"] for line in finished["evals"]] == [10, 20, 40]
     assert finished["evals"][-1]["eval"] == last["eval"] and finished["seconds"] == last["seconds"]

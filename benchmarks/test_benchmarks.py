@@ -6,7 +6,6 @@ from functools import partial
 import common
 import convolution
 import peers
-import pytest
 import step
 
 NANOGPT = """
@@ -40,12 +39,3 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
         assert (row.get("error") or 0) < (1e-5 if about["device"] == "cpu" else 2e-2)
     expected = {"causal_conv", "nn.Conv1d", "Mamba2", "nanoGPT", "without Canon"}
     assert expected <= {row["what"] for row in rows}
-
-
-def test_author_names_the_file_that_is_missing(tmp_path, capsys):
-    import author
-
-    with pytest.raises(SystemExit, match="2"):
-        author.main([str(tmp_path)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("author.py: error:") and "modeling_llama_canon.py" in line
