@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from numpy.random import default_rng
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn.utils import prune
 from torch.testing import assert_close
 
 CUDA = torch.cuda.is_available()
@@ -550,6 +551,11 @@ def test_tied_weights_stay_tied():
         each(some_tokens(), some_tokens())[1].backward()
         optimizer.step()
         assert torch.equal(each.embed.weight, each.head.weight)
+    tokens = some_tokens()
+    want, _ = model(tokens)
+    for layer in (model.head, model.embed):
+        prune.identity(layer, "weight")  # the weight is computed from another
+        assert torch.equal(model(tokens)[0], want)
 
 
 def test_generate_does_not_wait_for_the_gpu():
