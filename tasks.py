@@ -1191,7 +1191,8 @@ class Capo(Task):
         # words[i, s] = self.wordings[s, chosen[i, s]]: (people, SENTENCES, 3)
         words = self.wordings[np.arange(SENTENCES), chosen]
         people = draw_people(self.run_seed, self.N)[who]  # (people, 12)
-        text = np.full((len(who), len(BIOGRAPHY)), self.bos, dtype=np.int64)  # filled below
+        text = np.full((len(who), len(BIOGRAPHY)), self.bos, dtype=np.int64)
+        # Written over, all but the first token.
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
         text[:, VALUE_PLACES] = people[:, VALUE_COLUMNS]
         return text
