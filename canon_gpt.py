@@ -210,6 +210,7 @@ class Rotary(Positions):
         self.n_turned = config.d_model // config.n_head // self.divisor  # channels of a head
         self.make_tables(device=None)
 
+    @torch.inference_mode(False)  # or one that evaluates first could not train later
     def make_tables(self, device):
         # As buffers they move with the model. (If `turn` computed them, compiled code would do so
         # again for every element of q and k.) Not persistent: checkpoints leave them out.

@@ -418,6 +418,9 @@ def test_rotary_multiplies_complex_numbers(dims):
 def test_rotary_tables_are_right_on_any_device_and_in_any_dtype():
     (model, empty, assigned), tokens = copies_by_meta(), some_tokens()
     want, _ = model(tokens)
+    with torch.inference_mode():
+        assigned(tokens)
+    assigned(tokens, tokens)[1].backward()  # of a model that was only read before
     for other in (empty, assigned, assigned.to("cpu"), model.double().float()):
         assert_same("logits", other(tokens)[0], want)
     for other in (assigned.to("meta"), assigned.to("meta").bfloat16(), assigned.half()):
@@ -2130,8 +2133,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(here):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130 and "Traceback" not in said
-    resume = f"python {HERE / 'train.py'} --resume run goes on from step {checkpoint('run')['step']}"
-    assert said.splitlines()[-1] == f"train.py: stopped; {resume}"
+    resume = shlex.join(["python", str(HERE / "train.py"), "--resume", "run"])
+    last = f"train.py: stopped; {resume} goes on from step {checkpoint('run')['step']}"
+    assert said.splitlines()[-1] == last
 
 
 def test_two_processes_train_as_one_does(here):
