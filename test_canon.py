@@ -1055,13 +1055,8 @@ def test_copy():
 
 # -- Depo
 
-DEPOS = (
-    ("depo0", {}),
-    ("depo1", {}),
-    ("depo2", {}),
-    ("depo1", dict(N=24, K=5, block_size=300)),
-    ("depo0", dict(V=3, word_len=(2, 2), N=9, block_size=200)),
-)
+DEPOS = [("depo0", {}), ("depo2", {}), ("depo1", dict(N=24, K=5, block_size=300))]
+DEPOS += [("depo0", dict(V=3, word_len=(2, 2), N=9, block_size=200))]
 
 
 def read_depo(task, text):
