@@ -26,7 +26,7 @@ class MQAR(Task):
     V  how many keys there are to choose from, and how many values
     """
 
-    def __init__(self, N=8, V=32, block_size=64):  # flags such as --N 8 replace these
+    def __init__(self, N=8, V=16, block_size=40):  # flags such as --N 4 replace these
         super().__init__(block_size)
         require(1 <= N <= V, "N", N, f"allowed: 1 to {V}")
         self.check_fits(1 + 4 * N)  # <bos>, the pairs, and each once more
