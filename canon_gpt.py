@@ -667,9 +667,11 @@ class CanonGPT(nn.Module):
             new_state = state.copy()
             new_state[self] = length
 
-        # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each.
-        if self.config.tie_embeddings and self.head.weight is not self.embed.weight:
-            self.head.weight = self.embed.weight
+        # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each. (Where
+        # a weight is no longer a plain Parameter, somebody pruned, parametrized or quantized it.)
+        embed, head = self.embed.weight, self.head.weight
+        if self.config.tie_embeddings and type(embed) is type(head) is nn.Parameter:
+            self.head.weight = embed
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
             x = block(x, new_state)

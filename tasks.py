@@ -82,7 +82,7 @@ class Document:
 
     def target_tokens(self):
         """Each token that is a target, and -1 in place of the others: int64, (tokens,)."""
-        targets = np.full(len(self.tokens), -1)
+        targets = np.full(len(self.tokens), -1, dtype=np.int64)
         for start, end in self.targets:
             targets[start:end] = self.tokens[start:end]
         return targets
@@ -177,7 +177,7 @@ class Task:
             windows_missing = batch_size - len(packed.tokens) // width
             per_window = width / (drawn_tokens / drawn_documents) + 1
             count = int(1.1 * (windows_missing * per_window)) + 8
-        tokens = np.array(packed.tokens).reshape(batch_size, width)
+        tokens = np.array(packed.tokens, dtype=np.int64).reshape(batch_size, width)
         targets = packed.target_tokens().reshape(batch_size, width)
         return tokens[:, :-1], targets[:, 1:]  # nothing predicts a window's first token
 
@@ -1191,7 +1191,8 @@ class Capo(Task):
         # words[i, s] = self.wordings[s, chosen[i, s]]: (people, SENTENCES, 3)
         words = self.wordings[np.arange(SENTENCES), chosen]
         people = draw_people(self.run_seed, self.N)[who]  # (people, 12)
-        text = np.full((len(who), len(BIOGRAPHY)), self.bos)  # all but the first are written over
+        text = np.full((len(who), len(BIOGRAPHY)), self.bos, dtype=np.int64)
+        # Written over, all but the first token.
         text[:, WORD_PLACES] = words.reshape(len(who), -1)
         text[:, VALUE_PLACES] = people[:, VALUE_COLUMNS]
         return text

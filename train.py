@@ -333,7 +333,8 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
             # 4. End the run if it has diverged, before this state is saved.
             mean_loss = sum_over_processes(loss)
             gradient_norm = gradient_norm.item()
-            finite = math.isfinite(gradient_norm) or scaler.is_enabled()  # it skips such a step
+            # A scaler skips a step that overflows, but scaling by 1 or less (1 is for none) can't.
+            finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1
             if not (math.isfinite(mean_loss) and finite):
                 bar.close()
                 found = f"loss = {mean_loss}, gradient = {gradient_norm}"
@@ -586,13 +587,15 @@ def make_folder(out, about):
 
 def lock_folder(out):
     """Refused if another process trains in this folder. Returns the lock, an open file, which is
-    released when the process ends, even if it is killed."""
-    lock = open(Path(out, "config.json"))
+    released when the process and its workers end, even if they are killed."""
+    lock = open(Path(out, "config.json"), "a")  # NFS locks only what may be written
     if fcntl is not None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(f"{out}: another process is training this run") from None
+        except OSError:  # a file system without locks, such as many a cluster's
+            pass
     return lock
 
 
