@@ -35,7 +35,8 @@ class MQAR(Task):
         self.vocabulary = ["", *keys, *values, "<bos>"]  # the key k0 is token 1
         # After the pairs there are places for two tokens each. An early place is likelier to have a
         # question than a later one, by a power law.
-        chances = np.arange(1, (self.block_size - 2 * N) // 2 + 1) ** (0.01 - 1)
+        n_places = (self.block_size - 2 * N) // 2
+        chances = np.arange(1, n_places + 1) ** (0.01 - 1)
         self.chances = chances / chances.sum()
 
     def documents(self, rng, count):
