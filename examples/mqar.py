@@ -31,8 +31,8 @@ class MQAR(Task):
         require(1 <= N <= V, "N", N, f"allowed: 1 to {V}")
         self.check_fits(1 + 4 * N)  # <bos>, the pairs, and each once more
         self.N, self.V = N, V
-        keys, values = [f"k{i}" for i in range(V)], [f"v{i}" for i in range(V)]
-        self.vocabulary = ["", *keys, *values, "<bos>"]  # the key k0 is token 1
+        words = [f"k{i}" for i in range(V)] + [f"v{i}" for i in range(V)]
+        self.vocabulary = ["", *words, "<bos>"]  # the key k0 is token 1
         # After the pairs there are places for two tokens each. An early place is likelier to have a
         # question than a later one, by a power law.
         n_places = (self.block_size - 2 * N) // 2
