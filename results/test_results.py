@@ -303,7 +303,7 @@ def test_canon_that_is_added_later():
 
 
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
-TABLES += ["sets_nano", "brevo2_nano"]
+TABLES += ["sets_nano", "brevo2_nano", "relatives_nano"]
 
 
 @pytest.mark.parametrize("name", TABLES)
