@@ -333,8 +333,7 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
             # 4. End the run if it has diverged, before this state is saved.
             mean_loss = sum_over_processes(loss)
             gradient_norm = gradient_norm.item()
-            # A scaler skips a step that overflows, but scaling by 1 or less (1 is for none) can't.
-            finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1
+            finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1  # a scaler lowers it
             if not (math.isfinite(mean_loss) and finite):
                 bar.close()
                 found = f"loss = {mean_loss}, gradient = {gradient_norm}"
