@@ -34,7 +34,7 @@ from kernels import can_fuse_gate, causal_conv, causal_conv_gated_triton, is_exp
 # Attention can look anywhere, but it needs a whole layer just to tell each token what comes before
 # it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1
 # tells each token its left neighbour, so that layer 2 can search for the token that follows an
-# "Ada". Such a pair is called an induction head (Olsson et al. 2022,
+# "Ada". This second layer is called an induction head (Olsson et al. 2022,
 # https://arxiv.org/abs/2209.11895). A Canon layer does the first step with four weights per
 # channel.
 

@@ -249,6 +249,9 @@ def test_an_exported_convolution_is_right_at_any_length():
 def test_a_compiled_model_runs_the_operators(monkeypatch):
     """On a GPU, the definition takes five times as long as the kernels. Until torch 2.12, code that
     is compiled is told that it is being exported, and must not believe it."""
+    torch.compile(kernels.is_exporting, backend="eager")()  # the compiler lists torch's functions
+    told = torch.compiler.is_dynamo_compiling
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: told())
     monkeypatch.setattr(kernels, "fits_triton", lambda x, weight: True)  # as on a GPU
     found = []
 

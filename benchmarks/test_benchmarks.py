@@ -5,6 +5,7 @@ from functools import partial
 
 import common
 import convolution
+import mixers
 import peers
 import step
 
@@ -24,6 +25,8 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
     out = tmp_path / "rows.jsonl"
     bench = common.Benchmark("test.py", "", ["--out", str(out)])
     convolution.measure(bench, B=2, T=9, D=32, rounds=2)
+    for name in mixers.SHAPES:
+        mixers.compare(bench, name, B=1, T=40, rounds=2)
     flags = "--preset nano --task copy --batch-size 2 --no-compile"
     step.compare(bench, ["Canon-ABCD", *step.LINEAR], flags, rounds=2)
     (tmp_path / "nanogpt.py").write_text(NANOGPT)
@@ -37,5 +40,6 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
     for row in rows:
         assert row["what"] in printed
         assert (row.get("error") or 0) < (1e-5 if about["device"] == "cpu" else 2e-2)
-    expected = {"causal_conv", "nn.Conv1d", "Mamba2", "nanoGPT", "without Canon"}
+    expected = {"causal_conv", "nn.Conv1d", "GDN, chunks", "attention, PyTorch", "Mamba2"}
+    expected |= {"nanoGPT", "without Canon"}
     assert expected <= {row["what"] for row in rows}

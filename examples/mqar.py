@@ -26,16 +26,17 @@ class MQAR(Task):
     V  how many keys there are to choose from, and how many values
     """
 
-    def __init__(self, N=8, V=32, block_size=64):  # flags such as --N 8 replace these
+    def __init__(self, N=8, V=16, block_size=40):  # flags such as --N 4 replace these
         super().__init__(block_size)
         require(1 <= N <= V, "N", N, f"allowed: 1 to {V}")
         self.check_fits(1 + 4 * N)  # <bos>, the pairs, and each once more
         self.N, self.V = N, V
-        keys, values = [f"k{i}" for i in range(V)], [f"v{i}" for i in range(V)]
-        self.vocabulary = ["", *keys, *values, "<bos>"]  # the key k0 is token 1
+        words = [f"k{i}" for i in range(V)] + [f"v{i}" for i in range(V)]
+        self.vocabulary = ["", *words, "<bos>"]  # the key k0 is token 1
         # After the pairs there are places for two tokens each. An early place is likelier to have a
         # question than a later one, by a power law.
-        chances = np.arange(1, (self.block_size - 2 * N) // 2 + 1) ** (0.01 - 1)
+        n_places = (self.block_size - 2 * N) // 2
+        chances = np.arange(1, n_places + 1) ** (0.01 - 1)
         self.chances = chances / chances.sum()
 
     def documents(self, rng, count):

@@ -8,8 +8,9 @@ The minutes are for one CPU core.
 from dataclasses import dataclass
 from typing import Callable
 
-import examples.longer  # adds the task "longer", and the next one "sets"
-import examples.sets
+import examples.longer  # adds the task "longer"
+import examples.relatives  # adds Canon layers
+import examples.sets  # adds the task "sets"
 import plot
 
 
@@ -71,6 +72,21 @@ LONGER = {}  # trained on lists of up to 16 numbers
 for name, pos in (("RoPE", "rope"), ("RoPE(1/4)", "rope4"), ("ALiBi", "alibi"), ("NoPE", "nope")):
     LONGER[name] = f"--pos {pos} --n-layer 2 --steps 3000"
     LONGER[f"{name} + Canon"] = f"--pos {pos} --canon abcd --n-layer 2 --steps 3000"
+
+RELATIVES = {"nothing": ""}
+for label, canon, name in (
+    ("Canon", "abcd", "conv"),
+    ("Canon at A and C", "ac", "conv"),
+    ("dynamic Canon", "abcd", "dynamic"),
+    ("gated Canon", "abcd", "gated"),
+    ("Inkling's places", "abc", "inkling"),
+    ("Primer's convolution", "abcd", "primer"),
+    ("Mamba's convolution", "abcd", "mamba"),
+    ("token shift", "abcd", "shift"),
+    ("smear", "abcd", "smear"),
+    ("attention to four tokens", "abcd", "window"),
+):
+    RELATIVES[label] = f"--canon {canon} --canon-type {name}"
 
 SETS = {label: f"{flags} --n-layer 2 --steps 12000" for label, flags in PAIRS.items()}
 
@@ -189,6 +205,13 @@ COMPARISONS = {
         scores={"answers": "right answers"},
         figure=plot.curves,
         program="examples/sets.py",
+    ),
+    "relatives_nano": Comparison(  # 15 seconds a run
+        title="One layer copies 32 numbers with Canon, and with few of its relatives",
+        tasks=("copy",),
+        models={label: f"--N 32 --steps 500 {flags}" for label, flags in RELATIVES.items()},
+        scores={"sequences": "lists copied whole", "tokens": "numbers right"},
+        program="examples/relatives.py",
     ),
     "points_nano": Comparison(  # 15 seconds a run
         title="With NoPE, B alone is enough to copy 16 numbers",
