@@ -671,7 +671,8 @@ class CanonGPT(nn.Module):
         # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each. (Where
         # a weight is no longer a plain Parameter, somebody pruned, parametrized or quantized it.)
         embed, head = self.embed.weight, self.head.weight
-        if self.config.tie_embeddings and type(embed) is type(head) is nn.Parameter:
+        are_two = embed is not head and type(embed) is type(head) is nn.Parameter
+        if self.config.tie_embeddings and are_two:
             self.head.weight = embed
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
