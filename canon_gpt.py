@@ -668,12 +668,11 @@ class CanonGPT(nn.Module):
             new_state = state.copy()
             new_state[self] = length
 
-        # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each. (Where
-        # a weight is no longer a plain Parameter, somebody pruned, parametrized or quantized it.)
-        embed, head = self.embed.weight, self.head.weight
-        are_two = embed is not head and type(embed) is type(head) is nn.Parameter
-        if self.config.tie_embeddings and are_two:
-            self.head.weight = embed
+        # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each. (But
+        # somebody may have wrapped the head, or parametrized or quantized a weight.)
+        types = type(self.head), type(self.head.weight), type(self.embed.weight)
+        if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
+            self.head.weight = self.embed.weight
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
             x = block(x, new_state)

@@ -2294,8 +2294,7 @@ class SharpMixer(canon_gpt.Mixer):
         q, k, v = heads(self.qkv(x), 6).transpose(1, 2).chunk(3, dim=1)  # (1, 2, T, D / 2)
         mask = torch.full((x.shape[1], x.shape[1]), -math.inf).triu(1)
         (self.weights,) = (9 * q @ k.mT + mask).softmax(-1)
-        y = F.scaled_dot_product_attention(q, k, v, mask, scale=9)
-        return y.transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=9).transpose(1, 2).flatten(2)
 
 
 @patch.dict(canon_gpt.MIXERS, sharp=SharpMixer)
