@@ -202,6 +202,23 @@ def test_lure():
         assert lure.known_words(lure.expected_lures(known, 20), 20) == pytest.approx(known)
 
 
+def test_models_that_wait_take_the_lure():
+    output = (HERE / "lure" / "lure.txt").read_text()
+    rows = re.findall(r"^\| (\w+_\d) \| (.*)% \| ", output, re.MULTILINE)
+    among_ten = []
+    for _, cells in rows:
+        names, right, expected_right, lures, expected_lures, _ = map(int, re.findall(r"\d+", cells))
+        assert abs(lures - expected_lures) <= 2
+        if names == 10:
+            among_ten.append((right, round(100 * lures / (100 - right))))
+        if names == 5:
+            assert abs(right - expected_right) > 5  # so one m does not explain all mistakes
+    (low, high), (least, most) = [(min(each), max(each)) for each in zip(*among_ten)]
+    assert len(among_ten) == 6 and len(rows) == 24
+    page = " ".join(PAGE.split())
+    assert f"right {low} to {high}% of the time, and the lure is {least} to {most}% of" in page
+
+
 def test_counting_stops_depo1():
     """Each seed masters one hop with commas, and none does without, in twice the steps."""
     for names in (9,):
