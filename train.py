@@ -331,7 +331,8 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
                 continue
 
             # 4. End the run if it has diverged, before this state is saved.
-            mean_loss, gradient_norm = sum_over_processes(loss), gradient_norm.item()
+            mean_loss = sum_over_processes(loss)
+            gradient_norm = gradient_norm.item()
             finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1  # a scaler lowers it
             if not (math.isfinite(mean_loss) and finite):
                 bar.close()
