@@ -333,7 +333,8 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
             # 4. End the run if it has diverged, before this state is saved.
             mean_loss = sum_over_processes(loss)
             gradient_norm = gradient_norm.item()
-            finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1  # a scaler lowers it
+            # A float16 scaler skips a step that overflows, and lowers its scale. (1: it is off.)
+            finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1
             if not (math.isfinite(mean_loss) and finite):
                 bar.close()
                 found = f"loss = {mean_loss}, gradient = {gradient_norm}"
