@@ -2055,10 +2055,17 @@ class Buggy(tasks.Copy):
         return super().batch(seed, step, batch_size)
 
 
-@patch.dict(tasks.TASKS, copy=Buggy)
-def test_errors_in_user_code_keep_their_traceback(here):
+class Killed(tasks.Copy):
+    def batch(self, seed, step, batch_size):
+        if step == 10 and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)  # as Linux does when memory runs out
+        return super().batch(seed, step, batch_size)
+
+
+@parametrize("task, error", [(Buggy, "a bug in the generator"), (Killed, "DataLoader worker")])
+def test_errors_in_user_code_keep_their_traceback(task, error, here):
     """And no worker stays."""
-    with pytest.raises(Exception, match="a bug in the generator"):
+    with patch.dict(tasks.TASKS, copy=task), pytest.raises(Exception, match=error):
         train.main(tiny("--steps 60 --workers 2"))
     gc.collect()  # frames of the error hold the loader
     for worker in multiprocessing.active_children():
