@@ -210,7 +210,7 @@ class Rotary(Positions):
         self.n_turned = config.d_model // config.n_head // self.divisor  # channels of a head
         self.make_tables(device=None)
 
-    @torch.inference_mode(False)  # or one that evaluates first could not train later
+    @torch.inference_mode(False)  # otherwise a model that is first moved there could not train
     def make_tables(self, device):
         # As buffers they move with the model. (If `turn` computed them, compiled code would do so
         # again for every element of q and k.) Not persistent: checkpoints leave them out.
@@ -437,7 +437,7 @@ class MLP(nn.Module):
     def forward(self, x, state=None):
         """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
-        if state is None and self.fuses_gate(h):
+        if state is None and self.fuses_gate(h):  # on a GPU, one kernel does all up to `down`
             canon_d = self.canon_d
             return self.down(causal_conv_gated_triton(h, canon_d.weight, canon_d.residual))
         h = self.canon_d(h, state)
@@ -488,7 +488,7 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         weight = at_least_float32(self.weight)
         y = F.rms_norm(at_least_float32(x), x.shape[-1:], weight, self.eps)
-        return y.to(matmul_dtype(x))  # under autocast bfloat16, which the next matrices take
+        return y.to(matmul_dtype(x))  # under autocast 16 bits, which the next matrices take
 
 
 class Block(nn.Module):
@@ -568,7 +568,8 @@ class Config:
     def check_canon(self):
         self.canon = "".join(sorted(self.canon.lower()))  # "DA" becomes "ad"
         each_once = re.fullmatch("a?b?c?d?", self.canon)
-        require(each_once, "canon", self.canon, "allowed: the letters a, b, c, d, each once")
+        allowed = "allowed: the letters a, b, c, d, each at most once"
+        require(each_once, "canon", self.canon, allowed)
         missing = self.mlp == "none" and re.search("[cd]", self.canon)
         require(not missing, "canon", self.canon, "c and d are at the MLP, and mlp is none")
         kernel = self.canon_kernel
@@ -611,7 +612,7 @@ class CanonGPT(nn.Module):
                                 canon="abcd"))
         logits, loss = model(tokens, targets)
 
-    To feed a sequence in pieces, pass one State all along (section 1 says what it holds):
+    To feed a sequence in pieces, pass the same State to each call (section 1 says what it holds):
 
         state = State()
         logits = [model(piece, state=state)[0] for piece in tokens.split(10, dim=1)]
@@ -630,8 +631,7 @@ class CanonGPT(nn.Module):
         self.norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)  # the output head
         self.init_weights()
-        if config.tie_embeddings:
-            self.head.weight = self.embed.weight
+        self.tie_head()
         # False if any layer says `streams = False`. Generation then reads the whole text again for
         # each token.
         self.streams = all(getattr(module, "streams", True) for module in self.modules())
@@ -668,11 +668,7 @@ class CanonGPT(nn.Module):
             new_state = state.copy()
             new_state[self] = length
 
-        # Both to_empty() and load_state_dict(.., assign=True) give tied layers a weight each. (But
-        # somebody may have wrapped the head, or parametrized or quantized a weight.)
-        types = type(self.head), type(self.head.weight), type(self.embed.weight)
-        if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
-            self.head.weight = self.embed.weight
+        self.tie_head()  # again
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
             x = block(x, new_state)
@@ -684,6 +680,14 @@ class CanonGPT(nn.Module):
         if state is not None:
             state.entries = new_state.entries
         return logits, loss
+
+    def tie_head(self):
+        """With tie_embeddings, head and embedding have one weight. to_empty() and
+        load_state_dict(.., assign=True) give each its own. (But somebody may have wrapped the head,
+        or parametrized or quantized a weight.)"""
+        types = type(self.head), type(self.head.weight), type(self.embed.weight)
+        if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
+            self.head.weight = self.embed.weight
 
     def tokens_read(self, state):
         """How many tokens the model has read in this stream."""
@@ -697,7 +701,7 @@ class CanonGPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, stop=None, generator=None):
-        """Continue tokens (B, T), without padding: (B, up to T + max_new_tokens) int64.
+        """Continue tokens (B, T), which have no padding. Returns (B, up to T + max_new_tokens).
 
         temperature  0 takes the likeliest token; above 0, tokens are drawn from
                      softmax(logits / temperature), without top-k

@@ -37,14 +37,19 @@ def load_model(folder):
     return task, model.eval()
 
 
+MOST_NEW_TOKENS = 160
+
+
 def complete_prompt(task, model, prompt, temperature, seed):
-    """The prompt in words, and up to 160 tokens that the model writes after it."""
+    """The prompt in words, and what the model writes after it."""
     tokens = task.encode(prompt)
     room = task.block_size + 1 - len(tokens)  # the model never reads the last token that it writes
     allowed = f"allowed: 1 to {task.block_size} tokens"
-    require(tokens and room > 0, "prompt", f"{len(tokens)} tokens", allowed)
+    require(tokens and room > 0, "tokens of the prompt", len(tokens), allowed)
     generator = torch.Generator(device_of(model)).manual_seed(seed)
-    answer = task.generate_answer(model, tokens, min(160, room), temperature, generator)
+    answer = task.generate_answer(
+        model, tokens, min(MOST_NEW_TOKENS, room), temperature, generator
+    )
     return f"{task.decode(tokens)}{task.space}[{task.decode(answer)}]"
 
 

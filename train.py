@@ -205,9 +205,16 @@ def adamw(model, training):
     )
 
 
-# Your own optimizer is a function with these arguments, and one more entry. The loop takes a
-# group's "lr" for its peak, and scales it at each step.
+# Your own optimizer is a function with these arguments, and one more entry.
 OPTIMIZERS = {"adamw": adamw}
+
+
+def make_optimizer(model, training):
+    """The optimizer. Each group's initial "lr" is its peak; the loop sets "lr" before each step."""
+    optimizer = OPTIMIZERS[training.optimizer](model, training)
+    for group in optimizer.param_groups:
+        group["peak"] = float(group["lr"])
+    return optimizer
 
 
 # How the learning rate falls after warm-up. A schedule returns a factor of the peak. `done` is 0
@@ -291,6 +298,7 @@ LOG_EVERY = 20  # steps between two lines of the log
 def train(task, training, run, model, optimizer, scaler, compiled, progress):
     """The training loop, from the step after progress["step"] to the last score.
 
+    scaler    see `train_step`
     compiled  whether to compile the model for training
     progress  what a checkpoint says of the run: step and seconds are the last checkpoint's, so
               that `main` can say where a stopped run will go on; log grows with each line
@@ -333,7 +341,7 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
             # 4. End the run if it has diverged, before this state is saved.
             mean_loss = sum_over_processes(loss)
             gradient_norm = gradient_norm.item()
-            # A float16 scaler skips a step that overflows, and lowers its scale. (1: it is off.)
+            # A float16 scaler skips a step that overflows, and lowers its scale. (Off: it is 1.)
             finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1
             if not (math.isfinite(mean_loss) and finite):
                 bar.close()
@@ -385,7 +393,7 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
 # - A number in the log is one more entry of `line`: a Python number, not a tensor. (Under torchrun
 #   the log is the first process's; only the loss is summed over all.)
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
-#   checkpoint is loaded, and travels to `train` beside the model. Update it right after
+#   checkpoint is loaded, and is passed to `train` with the model. Update it right after
 #   `train_step`,
 #
 #       with torch.no_grad():
@@ -454,7 +462,7 @@ def prepare_cpu():
     """Two settings that make a small model's step on a CPU faster."""
     torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
     # By default, glibc gives freed memory back to Linux after each step, and the next step has to
-    # fetch it again page by page. To keep it saves 5 to 17% of a step.
+    # fetch it again page by page. Keeping it makes a step 5 to 17% faster.
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):  # only glibc has it
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
@@ -469,7 +477,7 @@ def join_processes(training, run):
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     if WORLD > 1:
         if run.device == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its number here
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its GPU here
         torch.distributed.init_process_group()
 
 
@@ -483,20 +491,15 @@ def make_model(config, training, run):
     return model
 
 
-def make_optimizer(model, training):
-    optimizer = OPTIMIZERS[training.optimizer](model, training)
-    for group in optimizer.param_groups:
-        group["peak"] = float(group["lr"])
-    return optimizer
+def command_of(argv):
+    """What to type to run this program with these arguments."""
+    begun_as = ["python"] if WORLD == 1 else ["torchrun", f"--nproc_per_node={WORLD}"]
+    join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    return join_words([*begun_as, sys.argv[0], *argv])
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
-    begun_as = ["python", sys.argv[0]]
-    if WORLD > 1:
-        begun_as = ["torchrun", f"--nproc_per_node={WORLD}", sys.argv[0]]
-    command = join_words(begun_as + argv)
     prepare_cpu()
     try:
         task, config, training, run = settings_of(argv)
@@ -508,7 +511,7 @@ def main(argv=None):
         compiled = decide_compile(config, training, run)
         if RANK == 0:
             if run.resume is None:
-                about = about_run(task, config, training, run, model, compiled, command)
+                about = about_run(task, config, training, run, model, compiled, command_of(argv))
                 make_folder(run.out, about)
             lock = lock_folder(run.out)  # until the program ends
         progress = {"step": 0, "seconds": 0.0, "log": []}
@@ -523,7 +526,7 @@ def main(argv=None):
     try:
         train(task, training, run, model, optimizer, scaler, compiled, progress)
     except KeyboardInterrupt:
-        resume = join_words([*begun_as, "--resume", run.out])
+        resume = command_of(["--resume", run.out])
         end(f"stopped; {resume} goes on from step {progress['step']}", status=130)
     finally:
         if torch.distributed.is_initialized():
@@ -559,7 +562,7 @@ def about_run(task, config, training, run, model, compiled, command):
 
 
 def processor_name(device):
-    """Rounding differs between processors, so a run names its own."""
+    """The GPU's name, or the CPU's and its number of threads. (Rounding differs between them.)"""
     if device == "cuda":
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
@@ -594,7 +597,7 @@ def lock_folder(out):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(f"{out}: another process is training this run") from None
-        except OSError:  # a file system without locks, such as many a cluster's
+        except OSError:  # a file system without locks, as on many clusters
             pass
     return lock
 
@@ -608,7 +611,7 @@ def read_config(folder):
         about = json.loads(path.read_text())
         for part, owner in {"model": Config, "training": Training, "execution": Run}.items():
             inspect.signature(owner).bind(**about[part])
-        about["task"]["name"], about["preset"], about["command"]
+        about["task"]["name"], about["preset"], about["command"]  # KeyError if one is missing
         return about
     except (ValueError, TypeError, KeyError) as error:
         raise Refused(f"{path} is damaged or another version's: {error!r}") from None
@@ -617,7 +620,8 @@ def read_config(folder):
 def task_and_config(about):
     """The Task and the model's Config, given what config.json says."""
     try:
-        task = make_task(**about["task"], run_seed=Training(**about["training"]).seed)
+        run_seed = about["training"].get("seed", Training.seed)
+        task = make_task(**about["task"], run_seed=run_seed)
         return task, Config(**about["model"])
     except Refused as error:  # your own part may not have been imported
         raise Refused(f"{error}. The run was begun by: {about['command']}") from None
@@ -651,7 +655,7 @@ def save_checkpoint(out, model, optimizer, scaler, progress):
         with contextlib.suppress(PermissionError):  # on Windows, while a virus scanner reads it
             return os.replace(fresh, Path(out, "ckpt.pt"))
         time.sleep(0.1)
-    os.replace(fresh, Path(out, "ckpt.pt"))
+    os.replace(fresh, Path(out, "ckpt.pt"))  # if it still fails, say so
 
 
 def load_checkpoint(out, **parts):
@@ -701,7 +705,7 @@ def check_model(model, autocast):
         logits, _ = model(tokens)
         again, _ = model(tokens)
         other_future, _ = model(changed)
-    # `not .. <=` refuses NaN, too. Usually the two have the same bits.
+    # `not .. <=` refuses NaN, too. Usually both outputs have the same bits.
     if not relative_error(again, logits) <= 1e-6:
         raise Refused(f"{layers}: a layer is random in eval mode, like dropout left on (or NaN)")
     if not relative_error(other_future[:, :cut], logits[:, :cut]) <= 1e-6:
@@ -752,7 +756,7 @@ def announce(model, training, run, compiled, steps_done):
     """Print what is about to happen. All settings are in config.json."""
     counts, config = model.parameter_counts(), model.config
     size = f"n_layer {config.n_layer}, d_model {config.d_model}"
-    how = "compiled: the first step takes about a minute" if compiled else "not compiled"
+    how = "compiled: the first step takes up to a minute" if compiled else "not compiled"
     place = processor_name(run.device) if run.device == "cuda" else run.device
     print(run.out)
     print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
@@ -760,7 +764,7 @@ def announce(model, training, run, compiled, steps_done):
     print(f"  {training.steps:,} steps of {windows}")
     if steps_done > 0:
         print(f"  goes on after step {steps_done:,}")
-    if training.warmup >= training.steps:
+    if training.warmup > training.steps:
         print(f"  the learning rate never peaks: warm-up takes {training.warmup:,} steps")
     print(f"  {place}, {training.dtype}, {how}", flush=True)
 
@@ -843,6 +847,9 @@ PRESETS = {
 
 # ---- 9. The command line ---------------------------------------------------
 
+# Which other flags exist, and their defaults, depend on these and on --task.
+READ_FIRST = {"preset": Training, "device": Run, "resume": Run}
+
 
 def options(owner):
     """{name: its inspect.Parameter} of a dataclass, or of a task's class."""
@@ -896,10 +903,6 @@ def read_flags(parser, argv, owners, defaults):
     parser.add_argument("-h", "--help", action="help", help="show this help")
     typed = vars(parser.parse_args(argv))
     return {name: value for name, value in typed.items() if value is not None and name != "task"}
-
-
-# What other flags there are, and their defaults, depends on these and on --task.
-READ_FIRST = {"preset": Training, "device": Run, "resume": Run}
 
 
 def settings_of(argv):
