@@ -1110,8 +1110,8 @@ class LinearMixer(Mixer):
         # An exported model has as many chunks as its example.
         if is_exporting() and isinstance(T, torch.SymInt):
             raise ValueError("a linear mixer is exported for one length, not for a dynamic one")
-        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large. With the bracket, one
-        # chunk of up to 96 steps is as fast as several, and compiles in a third of the time.
+        # Chunks of 32 are faster if K V is small, chunks of 64 if it is large. With the bracket,
+        # one chunk of up to 96 steps is as fast as several, and compiles in a third of the time.
         chunk = 32 if K * V < 4096 else 64
         if beta is not None and T <= 96:
             chunk = T
