@@ -495,7 +495,7 @@ def command_of(argv):
     """What to type to run this program with these arguments."""
     begun_as = ["python"] if WORLD == 1 else ["torchrun", f"--nproc_per_node={WORLD}"]
     join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
-    return join_words([*begun_as, sys.argv[0], *argv])
+    return join_words(begun_as + [sys.argv[0]] + argv)
 
 
 def main(argv=None):
