@@ -668,7 +668,7 @@ class CanonGPT(nn.Module):
             new_state = state.copy()
             new_state[self] = length
 
-        self.tie_head()  # again
+        self.tie_head()  # to_empty() and load_state_dict(.., assign=True) untie it
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
             x = block(x, new_state)
@@ -682,9 +682,8 @@ class CanonGPT(nn.Module):
         return logits, loss
 
     def tie_head(self):
-        """With tie_embeddings, head and embedding have one weight. to_empty() and
-        load_state_dict(.., assign=True) give each its own. (But somebody may have wrapped the head,
-        or parametrized or quantized a weight.)"""
+        """With tie_embeddings, head and embedding have one weight. (Unless somebody has wrapped the
+        head, or parametrized or quantized a weight.)"""
         types = type(self.head), type(self.head.weight), type(self.embed.weight)
         if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
             self.head.weight = self.embed.weight

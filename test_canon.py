@@ -1745,7 +1745,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--task copy --K 5", "unrecognized arguments: --K 5"),
     ("--task copy --canon-residual false", "unrecognized arguments: false"),
     ("--task copy --device tpu", "PyTorch sees only: "),
-    ("--task copy --out notes.txt/run", "out = 'notes.txt/run'"),
+    ("--task copy --out notes.txt", "out = 'notes.txt': File exists"),
     (f"--task copy --out {'x' * 300}", "too long"),
 ]
 
@@ -1761,9 +1761,21 @@ class HasSeed(tasks.Copy):
         super().__init__(N, block_size)
 
 
-@patch.dict(tasks.TASKS, own=HasSeed)
-def test_an_argument_with_the_name_of_an_option_is_refused(refused):
-    refused("--task own --preset nano".split(), "an argument of own = 'seed': training has")
+class HasTask(tasks.Copy):
+    def __init__(self, N=4, task=None, block_size=None):
+        super().__init__(N, block_size)
+
+
+@parametrize("task, words", [(HasSeed, "'seed': training has"), (HasTask, "'task': train.py has")])
+def test_an_argument_with_the_name_of_an_option_is_refused(task, words, refused):
+    with patch.dict(tasks.TASKS, own=task):
+        refused("--task own --preset nano".split(), f"an argument of own = {words}")
+
+
+def test_a_command_names_the_program(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-c", "--steps", "2"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-c", "import train", "--steps", "2"])
+    assert train.command_of(["--resume", "a b"]) == "python -c 'import train' --resume 'a b'"
 
 
 def test_run_names_tell_runs_apart():
@@ -1979,6 +1991,8 @@ def test_damaged_files_are_refused(refused):
     torch.save(saved, "run/ckpt.pt")
     refused(["--resume", "run"], "run/ckpt.pt is another model's: 'optimizer'")
     os.truncate("run/ckpt.pt", 999)
+    refused(["run"], "run/ckpt.pt is missing or damaged", main=sample.main)
+    torch.save([1], "run/ckpt.pt")
     refused(["run"], "run/ckpt.pt is missing or damaged", main=sample.main)
     torch.save({"model": RunsCode()}, "run/ckpt.pt")
     refused(["run"], "run/ckpt.pt is missing or damaged", main=sample.main)

@@ -451,6 +451,41 @@ def format_scores(task, scores):
 # ---- 5. From the command line to the loop ----------------------------------
 
 
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else list(argv)
+    prepare_cpu()
+    try:
+        task, config, training, run = settings_of(argv)
+        join_processes(training, run)
+        check_task(task, training)
+        model = make_model(config, training, run)
+        optimizer = make_optimizer(model, training)
+        scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+        compiled = decide_compile(config, training, run)
+        if RANK == 0:
+            if run.resume is None:
+                about = about_run(task, config, training, run, model, compiled, command_of(argv))
+                make_folder(run.out, about)
+            lock = lock_folder(run.out)  # until the program ends
+        progress = {"step": 0, "seconds": 0.0, "log": []}
+        if Path(run.out, "ckpt.pt").exists():
+            progress = load_checkpoint(run.out, model=model, optimizer=optimizer, scaler=scaler)
+        if RANK == 0:
+            announce(model, training, run, compiled, progress["step"])
+    except Refused as error:
+        end(error)
+    except KeyboardInterrupt:
+        end("stopped before it trained", status=130)
+    try:
+        train(task, training, run, model, optimizer, scaler, compiled, progress)
+    except KeyboardInterrupt:
+        resume = command_of(["--resume", run.out])
+        end(f"stopped; {resume} goes on from step {progress['step']}", status=130)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
 def end(message, status=2):
     """End the program with one line. Status 2 means bad input."""
     process = f", process {RANK}" if WORLD > 1 else ""
@@ -494,43 +529,11 @@ def make_model(config, training, run):
 def command_of(argv):
     """What to type to run this program with these arguments."""
     begun_as = ["python"] if WORLD == 1 else ["torchrun", f"--nproc_per_node={WORLD}"]
+    program = [sys.argv[0]]
+    if program == ["-c"]:  # python -c "import mine, train; train.main()"
+        program.append(sys.orig_argv[sys.orig_argv.index("-c") + 1])
     join_words = subprocess.list2cmdline if os.name == "nt" else shlex.join
-    return join_words(begun_as + [sys.argv[0]] + argv)
-
-
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else list(argv)
-    prepare_cpu()
-    try:
-        task, config, training, run = settings_of(argv)
-        join_processes(training, run)
-        check_task(task, training)
-        model = make_model(config, training, run)
-        optimizer = make_optimizer(model, training)
-        scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
-        compiled = decide_compile(config, training, run)
-        if RANK == 0:
-            if run.resume is None:
-                about = about_run(task, config, training, run, model, compiled, command_of(argv))
-                make_folder(run.out, about)
-            lock = lock_folder(run.out)  # until the program ends
-        progress = {"step": 0, "seconds": 0.0, "log": []}
-        if Path(run.out, "ckpt.pt").exists():
-            progress = load_checkpoint(run.out, model=model, optimizer=optimizer, scaler=scaler)
-        if RANK == 0:
-            announce(model, training, run, compiled, progress["step"])
-    except Refused as error:
-        end(error)
-    except KeyboardInterrupt:
-        end("stopped before it trained", status=130)
-    try:
-        train(task, training, run, model, optimizer, scaler, compiled, progress)
-    except KeyboardInterrupt:
-        resume = command_of(["--resume", run.out])
-        end(f"stopped; {resume} goes on from step {progress['step']}", status=130)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    return join_words(begun_as + program + argv)
 
 
 # ---- 6. The run's folder: settings, log, checkpoint ------------------------
@@ -584,7 +587,8 @@ def make_folder(out, about):
         with open(path, "x") as file:
             file.write(json.dumps(about, indent=1) + "\n")
     except OSError as error:
-        reason = has_run if isinstance(error, FileExistsError) else error.strerror
+        in_the_way = isinstance(error, FileExistsError) and path.parent.is_dir()
+        reason = has_run if in_the_way else error.strerror
         raise Refused(f"out = {out!r}: {reason}") from None
 
 
@@ -667,6 +671,7 @@ def load_checkpoint(out, **parts):
     path = Path(out, "ckpt.pt")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
+        saved["step"]  # fails if it is not a checkpoint
     except Exception as error:  # a damaged file fails in many ways
         raise Refused(f"{path} is missing or damaged ({type(error).__name__})") from None
     try:
@@ -959,9 +964,11 @@ def settings_of(argv):
 def check_arguments(task_name, owners):
     """Refuse a task of your own whose argument has the name of another option."""
     for name in options(TASKS[task_name]):
+        argument = f"an argument of {task_name}"
+        require(name not in ("task", "help"), argument, name, "train.py has this flag already")
         for title, owner in owners.items():
             is_free = name not in options(owner) or name == "block_size"
-            require(is_free, f"an argument of {task_name}", name, f"{title} has this name already")
+            require(is_free, argument, name, f"{title} has this name already")
 
 
 def default_values(owners, device):
