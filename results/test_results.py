@@ -221,7 +221,7 @@ def test_models_that_wait_take_the_lure():
 
 def test_counting_stops_depo1():
     """Each seed masters one hop with commas, and none does without, in twice the steps."""
-    for names in (9,):
+    for names in (9, 20):
         for task, goal_is_met in (("depo0", True), ("depo1", False)):
             start = f"{task}_nano_nope_abcd_N={names}_K=4_"
             runs = [run for name, run in RUNS.items() if name.startswith(start)]
