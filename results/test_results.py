@@ -319,6 +319,19 @@ def test_canon_that_is_added_later():
     assert min(without) < max(later) and max(from_the_start) < min(later) - 0.05
 
 
+def test_relatives_in_2000_steps():
+    """None of these three is only slower than Canon."""
+    for name, said in (
+        ("shift", "1, 100 and 100%"),
+        ("window", "75, 0 and 100%"),
+        ("smear", "22, 25 and 9%"),
+    ):
+        model = f"copy_nano_rope_abcd_N=32_canon-type={name}_steps=2000"
+        shares = plot.last_scores([RUNS[f"{model}_s{seed}"] for seed in range(3)], "sequences")
+        assert "{:.0f}, {:.0f} and {:.0f}%".format(*(100 * share for share in shares)) == said
+        assert said in " ".join(PAGE.split()) and min(shares) < 0.95
+
+
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
 TABLES += ["sets_nano", "brevo2_nano", "relatives_nano"]
 
