@@ -13,7 +13,8 @@
 #    optimizer's state stays transposed. Each weight then gets the state of another one.
 #
 # One would expect the weights of fused=False, or an error. (On a GPU, people report an error where
-# strides differ, "must have same dtype, device, and layout": issues 106951 and 110758.)
+# strides differ, "must have same dtype, device, and layout":
+# https://github.com/pytorch/pytorch/issues/106951 and /110758.)
 #
 # Here are two steps at a learning rate of 0.1, and how far the 64 weights are then from those of
 # fused=False, at most. In brackets is how many of the 128 weights beside the parameter changed.

@@ -8,8 +8,8 @@
 # cache keeps what came last, padding included: the convolution's last inputs are of padding, and
 # the recurrence has decayed, or taken in more, at each padding token. So the next token's logits
 # are wrong, without a warning. One would expect those of the prompt alone, or an error. (The
-# library pads on the left in `generate`. A report about Nemotron-H and other relatives of Mamba is
-# issue 48256 of huggingface/transformers.)
+# library pads on the left in `generate`. A report about Nemotron-H and other relatives of Mamba:
+# https://github.com/huggingface/transformers/issues/48256.)
 #
 # Here six tokens are read with and without four padding tokens on their right, in small models with
 # random weights. The numbers tell how far the seventh token's logits are from those of reading all
