@@ -12,7 +12,6 @@ draws out/lure.png: packed runs while they train, and right answers by q's place
 
 import argparse
 import re
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -21,9 +20,7 @@ from statistics import mean
 import numpy as np
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))  # where plot.py is
-
+import reproduce  # before plot, because it makes the folder above importable
 import plot
 from canon_gpt import Refused, require
 from sample import load_model
@@ -100,21 +97,21 @@ def right_by_place(found):
 NAMES_9 = "N=9_K=4_block-size=104_n-layer=4_steps=6000_lr=0.005"
 NAMES_20 = "N=20_K=4_block-size=160_n-layer=4_steps=6000_lr=0.005"
 COMMAS = "N=9_K=4_V=50_word-len=1-2_n-layer=4_n-head=2_steps=3000_batch-size=32_lr=0.005"
-# (label, its names, packed runs, their name without the seed, colour, line), all NoPE + Canon
+# (label, its names, its runs without the seed, colour, line), all NoPE + Canon
 TRAINED = [
-    ("9 names, with commas", 9, "lure", f"depo0_nano_nope_abcd_{COMMAS}", plot.BLUE, "-"),
-    ("5 names", 5, "depo1", "depo1_nano_nope_abcd", plot.ORANGE, "-"),
-    ("10 names, a GPU's model", 10, "gpu", "depo1_small_nope_abcd", plot.ORANGE, "--"),
-    ("9 names", 9, "depo1", f"depo1_nano_nope_abcd_{NAMES_9}", plot.ORANGE, "-."),
-    ("20 names", 20, "depo1", f"depo1_nano_nope_abcd_{NAMES_20}", plot.ORANGE, ":"),
+    ("9 names, with commas", 9, f"depo0_nano_nope_abcd_{COMMAS}", plot.BLUE, "-"),
+    ("5 names", 5, "depo1_nano_nope_abcd", plot.ORANGE, "-"),
+    ("10 names, a GPU's model", 10, "depo1_small_nope_abcd", plot.ORANGE, "--"),
+    ("9 names", 9, f"depo1_nano_nope_abcd_{NAMES_9}", plot.ORANGE, "-."),
+    ("20 names", 20, f"depo1_nano_nope_abcd_{NAMES_20}", plot.ORANGE, ":"),
 ]
 
 
 def draw_training(axis):
     """One hop against steps, and where a model that knows KNOWN words waits."""
-    for label, names, folder, name, colour, line in TRAINED:
-        runs = plot.read_runs([HERE / folder / "runs.json"])
-        runs = [run for run in runs if re.fullmatch(rf"{name}_s\d+", run["run"])]
+    packed = reproduce.runs_here(own=Path("none"))
+    for label, names, start, colour, line in TRAINED:
+        runs = [packed[name] for name in packed if re.fullmatch(rf"{start}_s\d+", name)]
         curve = plot.mean_by_step(runs, "k=1")
         axis.plot(list(curve), list(curve.values()), line, color=colour, lw=2.2, label=label)
         if colour == plot.ORANGE:
