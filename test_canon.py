@@ -2426,4 +2426,4 @@ def test_the_commands_shown_are_allowed():
             if "--text" not in command:
                 train.settings_of(shlex.split(command))
                 shown += 1
-    assert shown > 6
+    assert shown >= 8
