@@ -261,13 +261,17 @@ def mixed_precision(training, run):
     return torch.autocast(run.device, DTYPES[training.dtype], enabled=mixed)
 
 
+def make_scaler(training, run):
+    """A GradScaler: small gradients are 0 in float16, so it multiplies the loss, divides the
+    gradients, and skips a step whose gradients are too large. With other dtypes it is off."""
+    return torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+
+
 def train_step(model, optimizer, scaler, batch, autocast, clip, grad_accum=1):
     """Update the weights from a batch: forward, backward, clip, step. To save memory, the batch can
     be cut into `grad_accum` micro-batches (gradient accumulation).
 
-    scaler   a GradScaler. Small gradients are 0 in float16, so it multiplies the loss, divides the
-             gradients, and skips a step whose gradients are too large for float16. With other
-             dtypes it is off
+    scaler   see `make_scaler`
     returns  this process's part of the loss, and the norm of the gradient before it is clipped
     """
     inputs, targets, n_targets = batch  # as `load_batches` yields it
@@ -298,7 +302,7 @@ LOG_EVERY = 20  # steps between two lines of the log
 def train(task, training, run, model, optimizer, scaler, compiled, progress):
     """The training loop, from the step after progress["step"] to the last score.
 
-    scaler    see `train_step`
+    scaler    see `make_scaler`
     compiled  whether to compile the model for training
     progress  what a checkpoint says of the run: step and seconds are the last checkpoint's, so
               that `main` can say where a stopped run will go on; log grows with each line
@@ -460,7 +464,7 @@ def main(argv=None):
         check_task(task, training)
         model = make_model(config, training, run)
         optimizer = make_optimizer(model, training)
-        scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+        scaler = make_scaler(training, run)
         compiled = decide_compile(config, training, run)
         if RANK == 0:
             if run.resume is None:

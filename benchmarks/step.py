@@ -43,7 +43,7 @@ def make_step(model, flags):
     task, config, training, run = train.settings_of(flags.split())
     model = CanonGPT(config).to(run.device)
     optimizer = train.make_optimizer(model, training)
-    scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+    scaler = train.make_scaler(training, run)
     fast_model = train.compiled_and_distributed(model, run, run.compile)
     autocast = train.mixed_precision(training, run)
     batches = few_batches(task, training, run)

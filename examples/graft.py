@@ -17,7 +17,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -48,7 +47,7 @@ def train_on(task, model, training):
     """Train the model, and return its scores. It is train.py's loop without log and checkpoints."""
     run = train.Run()
     optimizer = train.make_optimizer(model, training)
-    scaler = torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
+    scaler = train.make_scaler(training, run)
     batches = train.load_batches(task, training, run, steps_done=0)
     autocast = train.mixed_precision(training, run)
     for step, batch in enumerate(tqdm(batches, total=training.steps), 1):
