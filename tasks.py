@@ -1318,7 +1318,7 @@ class Text(Task):
         where 0 is the token 1, and so on."""
         return read_text(self.text)
 
-    @property
+    @functools.cached_property
     def size(self):
         size = len(self.data)
         least = 2 * self.held_out_every * self.bytes_per_block  # so that two blocks are held out
