@@ -324,11 +324,8 @@ def share(outcomes):
 def score_text(value, unit):
     """A score in print: a share as "97%", bits as "1,234", bits or nats per something as "0.123".
 
-    value  None, as in a log, if it was NaN or infinite
-    unit   None if the task names none
+    unit  None if the task names none
     """
-    if value is None:
-        return "nan"
     if unit == "share":
         return f"{value:.0%}"
     if unit == "bits":

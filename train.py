@@ -358,7 +358,7 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
                 "loss": round(mean_loss, 5),
                 "tokens": step * training.batch_size * task.block_size,
                 "lr": optimizer.param_groups[0]["lr"],
-                "gradient_norm": finite_or_none(round(gradient_norm, 5)),  # before it is clipped
+                "gradient_norm": round(gradient_norm, 5),  # before it is clipped
             }
             if score_now:
                 line["eval"] = evaluate(task, model, training, autocast)
@@ -439,12 +439,7 @@ def evaluate(task, model, training, autocast):
     with autocast:
         scores = task.evaluate(model, training.seed, training.eval_size)
     model.train()
-    return {name: finite_or_none(float(value)) for name, value in scores.items()}
-
-
-def finite_or_none(number):
-    """JSON has no NaN and no infinity."""
-    return number if math.isfinite(number) else None
+    return {name: float(value) for name, value in scores.items()}
 
 
 def format_scores(task, scores):
@@ -638,8 +633,10 @@ def task_and_config(about):
 def write_log(out, lines, mode):
     """Append lines to metrics.jsonl (mode "a"), or replace it (mode "w")."""
     if RANK == 0:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        text = re.sub(": (NaN|-?Infinity)", ": null", text)  # JSON has no such numbers
         with open(Path(out, "metrics.jsonl"), mode) as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.write(text)
 
 
 # A run that is killed at any moment goes on with --resume from its last checkpoint. On a CPU, with
