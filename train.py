@@ -13,7 +13,8 @@ A run leaves three files in out/<run>/:
 
 # The program is in sections 1 to 5: 1 the settings, 2 data, optimizer and learning rate, 3 one
 # step, 4 the loop, 5 from the command line to the loop. What they call follows: 6 the run's folder
-# and its checkpoint, 7 checks before training, 8 presets, 9 the command line.
+# and its checkpoint, 7 checks before training, 8 what makes it faster, 9 presets, 10 the command
+# line.
 
 import argparse
 import contextlib
@@ -63,7 +64,7 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 #
 # An option of the command line is a field of Training, of Run or of Config (canon_gpt.py), or an
 # argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and the
-# comment beside it, which `--help` prints, are then in place. Presets (section 8) override some
+# comment beside it, which `--help` prints, are then in place. Presets (section 9) override some
 # defaults.
 
 
@@ -299,30 +300,23 @@ def train_step(model, optimizer, scaler, batch, autocast, clip, grad_accum=1):
 LOG_EVERY = 20  # steps between two lines of the log
 
 
-def train(task, training, run, model, optimizer, scaler, compiled, progress):
+def train(task, training, run, model, fast_model, optimizer, scaler, progress):
     """The training loop, from the step after progress["step"] to the last score.
 
-    scaler    see `make_scaler`
-    compiled  whether to compile the model for training
-    progress  what a checkpoint says of the run: step and seconds are the last checkpoint's, so
-              that `main` can say where a stopped run will go on; log grows with each line
+    fast_model  see `make_fast_model`
+    scaler      see `make_scaler`
+    progress    what a checkpoint says of the run: step and seconds are the last checkpoint's, so
+                that `main` can say where a stopped run will go on; log grows with each line
     """
-    # Evaluation uses `model` itself, because its batches have many shapes, and the compiler would
-    # start again for each.
-    fast_model = compiled_and_distributed(model, run, compiled)
     autocast = mixed_precision(training, run)
     steps_done = progress["step"]
     write_log(run.out, progress["log"], mode="w")  # drops lines that came after the checkpoint
     began = time.perf_counter() - progress["seconds"]  # so that seconds add up over pauses
     batches = load_batches(task, training, run, steps_done)
     eval_every = run.eval_every or max(20, training.steps // 20)
-    bar_text = {}  # the last scores and loss, which the bar shows
-    for line in progress["log"]:
-        bar_text |= format_scores(task, line.get("eval", {}))
-
+    bar_text = {}  # the last scores and loss
     no_bar = RANK > 0 or sys.stderr is None
     with tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=no_bar) as bar:
-        bar.set_postfix(bar_text)
         for step, batch in enumerate(batches, steps_done + 1):
             # 1. Set the learning rate.
             for group in optimizer.param_groups:
@@ -374,8 +368,12 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
                 save_checkpoint(run.out, model, optimizer, scaler, progress | reached)
                 progress.update(reached)  # after saving: a stopped run names only what is saved
 
-    # What the run cost, with compiling and evaluations; and one instance with answers.
-    seconds, last = progress["seconds"], progress["log"][-1]
+    finish(task, training, run, model, autocast, progress)
+
+
+def finish(task, training, run, model, autocast, progress):
+    """Log and print the final scores, what the run cost, and one instance with answers."""
+    seconds, last = progress["seconds"], progress["log"][-1]  # with compiling and evaluations
     final = {
         "step": training.steps,
         "eval": last["eval"],
@@ -404,31 +402,10 @@ def train(task, training, run, model, optimizer, scaler, compiled, progress):
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 0.001)
 #
-#   and pass it to `evaluate` and `task.show` in the model's place. The checkpoint must keep it,
+#   and pass it to `evaluate` and `finish` in the model's place. The checkpoint must keep it,
 #   too. To sample from it, save it as "model", and the model under another name.
 # - Noise on gradients must be the same in all processes. Because their seeds differ, draw it with
 #   its own generator, seeded from the seed and the step.
-
-
-def compiled_and_distributed(model, run, compiled):
-    """The model for training, with the same weights. Under torchrun, PyTorch's
-    DistributedDataParallel (DDP) averages the gradients of all processes."""
-    if compiled:
-        # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
-        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so a
-        # second forward pass in a step would overwrite the first one's results. (Under DDP they
-        # are untested.)
-        graphs = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
-        model = torch.compile(model, mode="reduce-overhead" if graphs else "default")
-    if WORLD > 1:
-        model = nn.parallel.DistributedDataParallel(model)
-    return model
-
-
-def sum_over_processes(loss):
-    if WORLD > 1:
-        torch.distributed.all_reduce(loss)
-    return loss.item()  # here the CPU waits for the GPU
 
 
 @torch.no_grad()
@@ -476,7 +453,8 @@ def main(argv=None):
     except KeyboardInterrupt:
         end("stopped before it trained", status=130)
     try:
-        train(task, training, run, model, optimizer, scaler, compiled, progress)
+        fast_model = make_fast_model(model, run, compiled)
+        train(task, training, run, model, fast_model, optimizer, scaler, progress)
     except KeyboardInterrupt:
         resume = command_of(["--resume", run.out])
         end(f"stopped; {resume} goes on from step {progress['step']}", status=130)
@@ -492,29 +470,6 @@ def end(message, status=2):
     raise SystemExit(status)
 
 
-def prepare_cpu():
-    """Two settings that make a small model's step on a CPU faster."""
-    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
-    # By default, glibc gives freed memory back to Linux after each step, and the next step has to
-    # fetch it again page by page. Keeping it makes a step 5 to 17% faster.
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "mallopt"):  # only glibc has it
-        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-        if libc.mallopt(M_MMAP_THRESHOLD, 2**30) == 1:  # 1: it was accepted
-            libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # either one alone makes steps slower
-
-
-def join_processes(training, run):
-    """Under torchrun, meet the other processes. Each takes its share of a batch."""
-    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
-    allowed = f"must be a multiple of {parts}"
-    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
-    if WORLD > 1:
-        if run.device == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its GPU here
-        torch.distributed.init_process_group()
-
-
 def make_model(config, training, run):
     """The model with its initial weights, on its device, after `check_model`."""
     torch.manual_seed(training.seed)
@@ -523,6 +478,23 @@ def make_model(config, training, run):
     check_model(model, mixed_precision(training, run))
     torch.set_float32_matmul_precision("high")  # on a GPU, training may use TF32: coarser, faster
     return model
+
+
+def announce(model, training, run, compiled, steps_done):
+    """Print what is about to happen. All settings are in config.json."""
+    counts, config = model.parameter_counts(), model.config
+    size = f"n_layer {config.n_layer}, d_model {config.d_model}"
+    how = "compiled: the first step takes up to a minute" if compiled else "not compiled"
+    place = processor_name(run.device) if run.device == "cuda" else run.device
+    print(run.out)
+    print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
+    windows = f"{training.batch_size} windows of {config.block_size} tokens"
+    print(f"  {training.steps:,} steps of {windows}")
+    if steps_done > 0:
+        print(f"  goes on after step {steps_done:,}")
+    if training.warmup > training.steps:
+        print(f"  the learning rate never peaks: warm-up takes {training.warmup:,} steps")
+    print(f"  {place}, {training.dtype}, {how}", flush=True)
 
 
 def command_of(argv):
@@ -734,6 +706,8 @@ def check_task(task, training):
     require((targets >= 0).any(), "targets", 0, f"{task.name} must ask for something")
 
 
+# ---- 8. Faster: compiling, several processes, the CPU's settings ------------
+
 # On one CPU core, compiling a Transformer takes 19 to 38 seconds, and saves 2e-8 to 8e-8 seconds
 # per token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
 WORTH_COMPILING = 7e8
@@ -758,24 +732,55 @@ def decide_compile(config, training, run):
         return False
 
 
-def announce(model, training, run, compiled, steps_done):
-    """Print what is about to happen. All settings are in config.json."""
-    counts, config = model.parameter_counts(), model.config
-    size = f"n_layer {config.n_layer}, d_model {config.d_model}"
-    how = "compiled: the first step takes up to a minute" if compiled else "not compiled"
-    place = processor_name(run.device) if run.device == "cuda" else run.device
-    print(run.out)
-    print(f"  {size}: {counts['total']:,} parameters, {counts['canon']:,} of them in Canon layers")
-    windows = f"{training.batch_size} windows of {config.block_size} tokens"
-    print(f"  {training.steps:,} steps of {windows}")
-    if steps_done > 0:
-        print(f"  goes on after step {steps_done:,}")
-    if training.warmup > training.steps:
-        print(f"  the learning rate never peaks: warm-up takes {training.warmup:,} steps")
-    print(f"  {place}, {training.dtype}, {how}", flush=True)
+def make_fast_model(model, run, compiled):
+    """The model for training steps, with the same weights: compiled, if `compiled`. Under torchrun,
+    PyTorch's DistributedDataParallel (DDP) averages the gradients of all processes.
+
+    Evaluation uses `model` itself, because its batches have many shapes, and the compiler would
+    start again for each.
+    """
+    if compiled:
+        # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
+        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so a
+        # second forward pass in a step would overwrite the first one's results. (Under DDP they
+        # are untested.)
+        graphs = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
+        model = torch.compile(model, mode="reduce-overhead" if graphs else "default")
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    return model
 
 
-# ---- 8. Presets ------------------------------------------------------------
+def join_processes(training, run):
+    """Under torchrun, meet the other processes. Each takes its share of a batch."""
+    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
+    allowed = f"must be a multiple of {parts}"
+    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
+    if WORLD > 1:
+        if run.device == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its GPU here
+        torch.distributed.init_process_group()
+
+
+def sum_over_processes(loss):
+    if WORLD > 1:
+        torch.distributed.all_reduce(loss)
+    return loss.item()  # here the CPU waits for the GPU
+
+
+def prepare_cpu():
+    """Two settings that make a small model's step on a CPU faster."""
+    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
+    # By default, glibc gives freed memory back to Linux after each step, and the next step has to
+    # fetch it again page by page. Keeping it makes a step 5 to 17% faster.
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):  # only glibc has it
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+        if libc.mallopt(M_MMAP_THRESHOLD, 2**30) == 1:  # 1: it was accepted
+            libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # either one alone makes steps slower
+
+
+# ---- 9. Presets ------------------------------------------------------------
 #
 # A preset scales task, model and training together: `nano` for a CPU core and at most an hour,
 # `small` for one GPU, `paper` for the paper's own numbers (Depo0 is ours; it follows Depo1). An
@@ -851,10 +856,69 @@ PRESETS = {
 # fmt: on
 
 
-# ---- 9. The command line ---------------------------------------------------
+# ---- 10. The command line ---------------------------------------------------
 
 # Which other flags exist, and their defaults, depend on these and on --task.
 READ_FIRST = {"preset": Training, "device": Run, "resume": Run}
+
+
+def settings_of(argv):
+    """(task, config, training, run) from the command line: the Task, the model's Config, a Training
+    and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
+    # 1. What decides which other flags exist, and their defaults.
+    parser = make_parser()
+    chosen, _ = parser.parse_known_args(argv)
+    if chosen.resume is not None:
+        return settings_of_run(parser, chosen, argv)
+    device = chosen.device or devices()[0]
+    preset = chosen.preset or ("small" if device == "cuda" else "nano")
+    require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
+    task_name = ALIASES.get(chosen.task, chosen.task)
+    owners = {"model": Config, "training": Training, "run": Run}
+    if task_name in TASKS:
+        check_arguments(task_name, owners)
+        owners = {task_name: TASKS[task_name], **owners}
+
+    # 2. Precedence: flag, then preset, then default.
+    values = default_values(owners, device)
+    values |= {"device": device, "preset": preset}
+    values |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
+    typed = read_flags(parser, argv, owners, values)
+    values |= typed
+    # Only now, so that --help answers without a task, too.
+    require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
+
+    # 3. The task comes first, because the model's sizes follow from it.
+    task_settings = values_for(TASKS[task_name], values)
+    if "block_size" in task_settings and "block_size" not in typed:
+        # Typed sizes may make instances longer than the preset's block_size: raise it to fit.
+        fitted = make_task(task_name, **task_settings | {"block_size": None})
+        task_settings["block_size"] = max(task_settings["block_size"] or 1, fitted.block_size)
+    task = make_task(task_name, run_seed=values["seed"], **task_settings)
+    values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
+    if values["steps"] is None:  # Capo derives them from --exposures
+        values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
+    config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
+    run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
+    return task, config, training, run
+
+
+def make_parser():
+    """argparse's parser, so far with --task and READ_FIRST."""
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description=__doc__,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
+        ),
+        usage=argparse.SUPPRESS,  # so that an error is one line
+        allow_abbrev=False,
+        add_help=False,  # until all flags are there
+    )
+    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
+    for name, owner in READ_FIRST.items():
+        add_flag(parser, owner, name)
+    return parser
 
 
 def options(owner):
@@ -909,57 +973,6 @@ def read_flags(parser, argv, owners, defaults):
     parser.add_argument("-h", "--help", action="help", help="show this help")
     typed = vars(parser.parse_args(argv))
     return {name: value for name, value in typed.items() if value is not None and name != "task"}
-
-
-def settings_of(argv):
-    """(task, config, training, run) from the command line: the Task, the model's Config, a Training
-    and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description=__doc__,
-        formatter_class=functools.partial(
-            argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
-        ),
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-        add_help=False,  # until all flags are there
-    )
-    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
-    for name, owner in READ_FIRST.items():
-        add_flag(parser, owner, name)
-    chosen, _ = parser.parse_known_args(argv)
-    if chosen.resume is not None:
-        return settings_of_run(parser, chosen, argv)
-    device = chosen.device or devices()[0]
-    preset = chosen.preset or ("small" if device == "cuda" else "nano")
-    require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
-    task_name = ALIASES.get(chosen.task, chosen.task)
-    owners = {"model": Config, "training": Training, "run": Run}
-    if task_name in TASKS:
-        check_arguments(task_name, owners)
-        owners = {task_name: TASKS[task_name], **owners}
-
-    # Precedence: flag, then preset, then default.
-    values = default_values(owners, device)
-    values |= {"device": device, "preset": preset}
-    values |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
-    typed = read_flags(parser, argv, owners, values)
-    values |= typed
-    # Only now, so that --help answers without a task, too.
-    require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
-
-    task_settings = values_for(TASKS[task_name], values)
-    if "block_size" in task_settings and "block_size" not in typed:
-        # Typed sizes may make instances longer than the preset's block_size: raise it to fit.
-        fitted = make_task(task_name, **task_settings | {"block_size": None})
-        task_settings["block_size"] = max(task_settings["block_size"] or 1, fitted.block_size)
-    task = make_task(task_name, run_seed=values["seed"], **task_settings)
-    values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
-    if values["steps"] is None:  # Capo derives them from --exposures
-        values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
-    config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
-    run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
-    return task, config, training, run
 
 
 def check_arguments(task_name, owners):

@@ -67,7 +67,7 @@ def make_peers_step(make_model, flags):
         optimizer = model.configure_optimizers(*settings, device_type=run.device)
     else:
         optimizer = train.make_optimizer(model, training)
-    fast_model = train.compiled_and_distributed(model, run, run.compile)
+    fast_model = train.make_fast_model(model, run, run.compile)
     batches = few_batches(task, training, run)
 
     def step():

@@ -44,7 +44,7 @@ def make_step(model, flags):
     model = CanonGPT(config).to(run.device)
     optimizer = train.make_optimizer(model, training)
     scaler = train.make_scaler(training, run)
-    fast_model = train.compiled_and_distributed(model, run, run.compile)
+    fast_model = train.make_fast_model(model, run, run.compile)
     autocast = train.mixed_precision(training, run)
     batches = few_batches(task, training, run)
 
