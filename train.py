@@ -7,12 +7,12 @@ A run leaves three files in out/<run>/:
                     the final scores, and "final": true
     ckpt.pt         the last checkpoint
 
-    python train.py --resume out/depo1_nano_rope_abcd_s0      goes on with a run that was stopped
+    python train.py --resume out/depo1_nano_rope_abcd_s0      continues a run that was stopped
     torchrun --nproc_per_node=4 train.py --task depo          trains on four GPUs
 """
 
 # The program is in sections 1 to 5: 1 the settings, 2 data, optimizer and learning rate, 3 one
-# step, 4 the loop, 5 from the command line to the loop. What they call follows: 6 the run's folder
+# step, 4 the loop, 5 from the command line to the loop. Their helpers follow: 6 the run's folder
 # and its checkpoint, 7 checks before training, 8 what makes it faster, 9 presets, 10 the command
 # line.
 
@@ -64,8 +64,8 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 #
 # An option of the command line is a field of Training, of Run or of Config (canon_gpt.py), or an
 # argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and the
-# comment beside it, which `--help` prints, are then in place. Presets (section 9) override some
-# defaults.
+# comment beside it, which `--help` prints, are then in place. Presets (section 9) and the device
+# override some defaults.
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Training:
     """What changes a run's result, besides its task and its model."""
 
     preset: str = "nano"  # sizes of task, model and training: nano, small (default on CUDA), paper
-    steps: int = 2000  # batches to train on; by default Capo's follow from --exposures
+    steps: int = 2000  # batches to train on (Capo computes its own from --exposures)
     batch_size: int = 32  # windows in a step, over all processes and micro-batches
     lr: float = 1e-3  # peak learning rate
     warmup: int = 1000  # steps until the learning rate peaks
@@ -106,7 +106,7 @@ class Training:
 
 @dataclasses.dataclass
 class Run:
-    """What changes only time and place. (Results may differ by rounding.)"""
+    """How and where it runs, which changes results by rounding at most."""
 
     device: str = "cpu"  # cuda, mps or cpu; by default the first that PyTorch sees
     out: str | None = None  # the run's folder; by default out/ and a name made of the settings
@@ -241,8 +241,8 @@ def learning_rate(step, peak, training):
     # 1. Warm-up: it rises linearly to the peak.
     if step <= training.warmup:
         return peak * step / training.warmup
-    # 2. Decay. It counts from the step before, so that the first step after warm-up has the peak,
-    #    and the last one of `linear` is still above 0.
+    # 2. Decay. It counts step - 1, so that the first step after warm-up has the peak, and the last
+    #    one of `linear` is still above 0.
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     factor = SCHEDULES[training.schedule](done)
     # Your schedule may return a NumPy float, which torch.load would refuse in a checkpoint.
@@ -314,6 +314,7 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
     began = time.perf_counter() - progress["seconds"]  # so that seconds add up over pauses
     batches = load_batches(task, training, run, steps_done)
     eval_every = run.eval_every or max(20, training.steps // 20)
+    first_eval = eval_every // 2  # early, to show soon that the model can be scored
     bar_text = {}  # the last scores and loss
     no_bar = RANK > 0 or sys.stderr is None
     with tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=no_bar) as bar:
@@ -330,18 +331,18 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
             bar.update()
 
             # 3. Most steps stop here: reading the loss would stall the CPU. Put anything that must
-            #    run every step above this line. One evaluation comes early, to show that the model
-            #    can be scored.
-            score_now = step % eval_every == 0 or step in (eval_every // 2, training.steps)
+            #    run every step above this line.
+            score_now = step % eval_every == 0 or step in (first_eval, training.steps)
             if not score_now and step % LOG_EVERY != 0:
                 continue
 
             # 4. End the run if it has diverged, before this state is saved.
             mean_loss = sum_over_processes(loss)
             gradient_norm = gradient_norm.item()
-            # A float16 scaler skips a step that overflows, and lowers its scale. (Off: it is 1.)
-            finite = math.isfinite(gradient_norm) or scaler.get_scale() > 1
-            if not (math.isfinite(mean_loss) and finite):
+            # In float16 the scaler skips a step that overflows, and lowers its scale. In other
+            # dtypes the scale is 1.
+            skipped = scaler.get_scale() > 1
+            if not (math.isfinite(mean_loss) and (math.isfinite(gradient_norm) or skipped)):
                 bar.close()
                 found = f"loss = {mean_loss}, gradient = {gradient_norm}"
                 end(f"step {step}: {found}. Start again with a smaller --lr", status=1)
@@ -371,9 +372,25 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
     finish(task, training, run, model, autocast, progress)
 
 
+@torch.no_grad()
+def evaluate(task, model, training, autocast):
+    """The task's scores, {name: float}, on instances or text drawn for scoring. These scores take
+    the place of a validation loss. Each process of torchrun computes all of them."""
+    model.eval()  # ours has no dropout; your own layer may have some
+    with autocast:
+        scores = task.evaluate(model, training.seed, training.eval_size)
+    model.train()
+    return {name: float(value) for name, value in scores.items()}
+
+
+def format_scores(task, scores):
+    """{score: text}, such as {"k=1": "97%"}."""
+    return {name: score_text(value, task.units.get(name)) for name, value in scores.items()}
+
+
 def finish(task, training, run, model, autocast, progress):
     """Log and print the final scores, what the run cost, and one instance with answers."""
-    seconds, last = progress["seconds"], progress["log"][-1]  # with compiling and evaluations
+    seconds, last = progress["seconds"], progress["log"][-1]  # compiling and evaluations included
     final = {
         "step": training.steps,
         "eval": last["eval"],
@@ -408,33 +425,18 @@ def finish(task, training, run, model, autocast, progress):
 #   its own generator, seeded from the seed and the step.
 
 
-@torch.no_grad()
-def evaluate(task, model, training, autocast):
-    """The task's scores, {name: float}, on instances or text drawn for scoring. These scores take
-    the place of a validation loss. Each process of torchrun computes all of them."""
-    model.eval()  # ours has no dropout; your own layer may have some
-    with autocast:
-        scores = task.evaluate(model, training.seed, training.eval_size)
-    model.train()
-    return {name: float(value) for name, value in scores.items()}
-
-
-def format_scores(task, scores):
-    """{score: text}, such as {"k=1": "97%"}."""
-    return {name: score_text(value, task.units.get(name)) for name, value in scores.items()}
-
-
 # ---- 5. From the command line to the loop ----------------------------------
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    prepare_cpu()
     try:
         task, config, training, run = settings_of(argv)
-        join_processes(training, run)
-        check_task(task, training)
+        check_batch(task, training, run)
+        join_processes(run)
         model = make_model(config, training, run)
+        check_model(model, mixed_precision(training, run))
+        tune_machine()
         optimizer = make_optimizer(model, training)
         scaler = make_scaler(training, run)
         compiled = decide_compile(config, training, run)
@@ -444,6 +446,7 @@ def main(argv=None):
                 make_folder(run.out, about)
             lock = lock_folder(run.out)  # until the program ends
         progress = {"step": 0, "seconds": 0.0, "log": []}
+        # A run that was stopped before its first checkpoint starts again.
         if Path(run.out, "ckpt.pt").exists():
             progress = load_checkpoint(run.out, model=model, optimizer=optimizer, scaler=scaler)
         if RANK == 0:
@@ -471,13 +474,9 @@ def end(message, status=2):
 
 
 def make_model(config, training, run):
-    """The model with its initial weights, on its device, after `check_model`."""
+    """The model with its initial weights, on its device."""
     torch.manual_seed(training.seed)
-    model = CanonGPT(config).to(run.device)
-    torch.set_float32_matmul_precision("highest")  # the check looks for small differences
-    check_model(model, mixed_precision(training, run))
-    torch.set_float32_matmul_precision("high")  # on a GPU, training may use TF32: coarser, faster
-    return model
+    return CanonGPT(config).to(run.device)
 
 
 def announce(model, training, run, compiled, steps_done):
@@ -611,12 +610,12 @@ def write_log(out, lines, mode):
             file.write(text)
 
 
-# A run that is killed at any moment goes on with --resume from its last checkpoint. On a CPU, with
-# the same options, it ends with the same bits, for three reasons. A checkpoint holds all that a
-# step changes: weights, optimizer, scaler, and the log so far. It is written to another file first,
-# which then takes the old one's place in one move, so ckpt.pt is whole at any time. And no random
-# state has to be saved, because a batch follows from the seed and the step alone, and so does
-# PyTorch's seed.
+# A run that is killed at any moment continues with --resume from its last checkpoint. On a CPU,
+# with the same options, it ends with the same bits, for three reasons. A checkpoint holds all that
+# a step changes: weights, optimizer, scaler, and the log so far. It is written to another file
+# first, which then takes the old one's place in one move, so ckpt.pt is whole at any time. And no
+# random state has to be saved, because a batch follows from the seed and the step alone, and so
+# does PyTorch's seed.
 
 
 def save_checkpoint(out, model, optimizer, scaler, progress):
@@ -666,6 +665,7 @@ def check_model(model, autocast):
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
+    torch.set_float32_matmul_precision("highest")  # the differences that it looks for are small
     config = model.config
     model = copy.deepcopy(model).eval()  # without dropout
     generator = torch.Generator().manual_seed(0)
@@ -697,8 +697,11 @@ def check_model(model, autocast):
             raise Refused(f"{layers}: {reason}")
 
 
-def check_task(task, training):
-    """Refuse a task whose first batch a model could not learn from."""
+def check_batch(task, training, run):
+    """Refuse a batch that cannot be shared out, or that a model could not learn from."""
+    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
+    allowed = f"must be a multiple of {parts}"
+    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     inputs, targets = task.batch(training.seed, 0, training.batch_size)
     largest = max(inputs.max(), targets.max())
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
@@ -706,10 +709,11 @@ def check_task(task, training):
     require((targets >= 0).any(), "targets", 0, f"{task.name} must ask for something")
 
 
-# ---- 8. Faster: compiling, several processes, the CPU's settings ------------
+# ---- 8. Faster: compiling, several processes, the machine's settings -------
 
 # On one CPU core, compiling a Transformer takes 19 to 38 seconds, and saves 2e-8 to 8e-8 seconds
-# per token, layer and channel (benchmarks/step.py), so it pays from about 7e8 of them on.
+# per token, layer and channel (benchmarks/step.py). So it pays if a run has 7e8 tokens x layers x
+# channels or more.
 WORTH_COMPILING = 7e8
 
 
@@ -751,11 +755,8 @@ def make_fast_model(model, run, compiled):
     return model
 
 
-def join_processes(training, run):
-    """Under torchrun, meet the other processes. Each takes its share of a batch."""
-    parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
-    allowed = f"must be a multiple of {parts}"
-    require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
+def join_processes(run):
+    """Under torchrun, meet the other processes."""
     if WORLD > 1:
         if run.device == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its GPU here
@@ -768,8 +769,9 @@ def sum_over_processes(loss):
     return loss.item()  # here the CPU waits for the GPU
 
 
-def prepare_cpu():
-    """Two settings that make a small model's step on a CPU faster."""
+def tune_machine():
+    """Settings that make a step faster, the last two of them a small model's on a CPU."""
+    torch.set_float32_matmul_precision("high")  # on a GPU, TF32: coarser, but faster
     torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
     # By default, glibc gives freed memory back to Linux after each step, and the next step has to
     # fetch it again page by page. Keeping it makes a step 5 to 17% faster.
@@ -796,7 +798,7 @@ L12D768 = dict(n_layer=12, n_head=12, d_model=768)
 L2D32_TIED = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 L4D256_TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
-# N is how many numbers, nodes or people there are, K the most hops that are asked for, V how many
+# N is how many numbers, nodes or people there are, K the largest number of hops asked, V how many
 # letters words are made of, and L the most operators in an expression. root=None is the grammar's
 # start symbol. Where steps is None, Capo computes them from how often each person is met
 # (--exposures). "other" is for your own tasks, and for Text in the size paper.
@@ -880,11 +882,10 @@ def settings_of(argv):
         owners = {task_name: TASKS[task_name], **owners}
 
     # 2. Precedence: flag, then preset, then default.
-    values = default_values(owners, device)
-    values |= {"device": device, "preset": preset}
-    values |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
-    typed = read_flags(parser, argv, owners, values)
-    values |= typed
+    defaults = default_values(owners, device) | {"device": device, "preset": preset}
+    defaults |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
+    typed = read_flags(parser, argv, owners, defaults)
+    values = defaults | typed
     # Only now, so that --help answers without a task, too.
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 

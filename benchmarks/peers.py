@@ -116,7 +116,7 @@ def main(argv=None):
     peers = {"nanoGPT": partial(make_nanogpt, import_from(bench.arguments.model))}
     if bench.arguments.author is not None:
         peers["LlamaCanon"] = partial(LlamaCanon, import_from(bench.arguments.author))
-    train.prepare_cpu()
+    train.tune_machine()
     for compiled in ("--compile", "--no-compile"):
         for flags in SIZES:
             compare_steps(bench, peers, f"{flags} {compiled}")

@@ -87,7 +87,7 @@ def processor_seconds(f):
 
 def main(argv=None):
     bench = Benchmark(__file__, __doc__, argv)
-    train.prepare_cpu()
+    train.tune_machine()
     if bench.device == "cuda":
         flags = "--preset paper --task depo1 --batch-size 16 --compile"
         compare(bench, ["Canon-ABCD", "Canon-AC"], flags, rounds=30)
