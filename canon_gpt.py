@@ -395,6 +395,13 @@ class Attention(Mixer):
 MIXERS = {"attention": Attention}  # Part II adds three
 
 
+def make_mixer(name, config):
+    mixer = MIXERS[name](config)
+    has_b = hasattr(mixer, "canon_b") or "b" not in config.canon  # yours may lack it
+    require(has_b, "canon", config.canon, f"mixer {name} has no Canon-B, self.canon_b")
+    return mixer
+
+
 # ---- 4. MLP ----------------------------------------------------------------
 
 BLOCK_BUDGET = 12  # parameters of mixer and MLP together, in D^2: attention takes 4, its MLP 8
@@ -502,9 +509,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = RMSNorm(config.d_model)
         self.canon_a = canon_at("a", config.d_model, config)
-        self.mixer = MIXERS[mixer_name](config)  # with Canon-B inside
-        has_b = hasattr(self.mixer, "canon_b") or "b" not in config.canon  # yours may lack it
-        require(has_b, "canon", config.canon, f"mixer {mixer_name} has no Canon-B, self.canon_b")
+        self.mixer = make_mixer(mixer_name, config)  # with Canon-B inside
         self.mlp = None
         if config.mlp != "none":
             self.norm2 = RMSNorm(config.d_model)
@@ -656,8 +661,8 @@ class CanonGPT(nn.Module):
         tokens   (B, T) int64, T >= 1
         targets  (B, T) int64, what should follow each token, and a negative number, such as -1 or
                  PyTorch's -100, where nothing is asked; or None
-        state    None, or the State of a stream, whose next piece `tokens` is. If there is an error,
-                 it stays as it was
+        state    None, or the State of a stream, of which `tokens` is the next piece. If there is an
+                 error, it stays as it was
         returns  logits (B, T, vocab_size); the mean loss of the targets, in nats, or None
         """
         start = self.tokens_read(state)
@@ -1060,10 +1065,10 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
 #
 # Each projects, mixes neighbours (by Canon-B, by its own short convolution, or by both in this
 # order, which is our choice), turns some projections into decays and strengths, runs the
-# recurrence, gates what it has read, and projects back. The paper's Canon-AbCD, with a small b, has
-# the short convolution in place of Canon-B: canon="acd" and short_conv=True. Mixer and MLP share
-# about 12 D^2 parameters per layer; Mamba2's key, query and decays add 144 D, which is almost a
-# fifth at D = 64.
+# recurrence, gates what it has read, and projects back. The paper's Canon-AbCD, with a lower-case
+# b, has the short convolution in place of Canon-B: canon="acd" and short_conv=True. Mixer and MLP
+# share about 12 D^2 parameters per layer; Mamba2's key, query and decays add 144 D, which is almost
+# a fifth at D = 64.
 
 
 class ShortConv(nn.Module):
@@ -1217,7 +1222,7 @@ class Mamba2(LinearMixer):
 
 class GatedDeltaNet(LinearMixer):
     """The delta rule with scalar decays (Yang et al. 2024, https://arxiv.org/abs/2412.06464): 3D/4
-    key channels, 3D/2 value channels, a head for each 128 of the model's width."""
+    key channels, 3D/2 value channels, one head per 128 of D, and at least two."""
 
     budget = 6
     short_conv = True

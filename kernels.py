@@ -69,7 +69,7 @@ def causal_conv_reference(x, weight, residual=True, tail=None):
 
 # ---- 2. In PyTorch: what runs on the CPU -----------------------------------
 #
-# PyTorch runs one operation at a time, and each operation writes a whole new tensor. For each shift
+# PyTorch runs one operation at a time, and most operations write a whole new tensor. For each shift
 # the definition writes two, a product and a sum, and its backward pass more. The form below adds
 # each shift to the result in place, and its derivative is written by hand.
 #
@@ -163,8 +163,8 @@ def causal_conv_pytorch(x, weight, residual=True):
 
 
 def causal_conv_step(x, weight, residual, tail):
-    """`causal_conv_reference` for one token, x (B, 1, D), and the tail before it. In as few
-    operations as possible, because a model that writes a token spends its time on starting them."""
+    """`causal_conv_reference` for one token, x (B, 1, D), and the tail before it. It has few
+    operations, because to start them takes longer than to run them on so few numbers."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     inputs = torch.cat([tail, x], dim=1).to(dtype)  # (B, taps, D), the oldest first
     z = (inputs * weight.flip(0).to(dtype)).sum(dim=1, keepdim=True)
@@ -191,9 +191,9 @@ def causal_conv_step(x, weight, residual, tail):
 #     y_{t+1}                  w_3       w_2       w_1       w_0
 #     y_{t+2}                            w_3       w_2       w_1       w_0
 #
-# For 8 tokens that is 11 loads, where the naive kernel has 32. A warp asks for all its rows before
-# it uses the first, so that it waits for memory once. On an H100, the forward kernel took as long
-# as a copy of x.
+# For 8 tokens that is 11 loads, where the naive kernel has 32. A warp can ask for all its rows
+# before it uses the first, and then it waits for memory once. On an H100, the forward kernel took
+# as long as a copy of x.
 #
 # A program has WARPS warps, groups of 32 threads. They share COLS channels, two or four a thread,
 # and each warp takes the next ROWS tokens. The tokens of a program are a *segment* of the sequence,
@@ -213,7 +213,7 @@ def causal_conv_step(x, weight, residual, tail):
 # writes what its segment adds to dw, in float32, and PyTorch sums over the segments. Unlike atomic
 # additions, this gives the same bits in every run.
 
-MAX_TAPS = 4  # the paper's largest; PyTorch's form takes any
+MAX_TAPS = 4  # the most that these kernels are tested with; PyTorch's form takes any
 
 if triton is not None:
     # A Triton kernel sees only those globals that are constexpr.
@@ -520,7 +520,7 @@ def launch(triton_kernel, tokens, x, weight, y, *others, residual):
 def forward_op(
     x: torch.Tensor, weight: torch.Tensor, residual: bool, gated: bool
 ) -> torch.Tensor:
-    """y"""
+    """Computes y."""
     y = forward_op_fake(x, weight, residual, gated)  # here it allocates y
     triton_kernel = gated_forward_kernel if gated else forward_kernel
     launch(triton_kernel, ROWS.value, x, weight, y, residual=residual)
@@ -537,7 +537,7 @@ def forward_op_fake(x, weight, residual, gated):
 def backward_op(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, residual: bool, gated: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx, and what each segment adds to dw (B, segments, taps, D)"""
+    """Computes dx, and what each segment adds to dw (B, segments, taps, D)."""
     dx, dw_parts = backward_op_fake(dy, x, weight, residual, gated)
     triton_kernel = gated_backward_kernel if gated else backward_kernel
     tokens = STEPS.value * ROWS.value
@@ -615,14 +615,14 @@ def fits_triton(x, weight):
 
 def is_exporting():
     """Whether torch.export is at work, with strict=False, its default. (With strict=True it first
-    traces like torch.compile.) Until torch 2.12, code that torch.compile compiles is told that it
-    is being exported, too (pytorch/torch/_dynamo/variables/torch.py)."""
+    traces like torch.compile.) Up to torch 2.12, PyTorch's own `is_exporting` is true under
+    torch.compile, too (torch/_dynamo/variables/torch.py), hence the second test."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def needs_reference(x):
-    """Whether x takes only the definition's operations. Some exporters silently lose what a
-    function writes in place, and so do tensors that are spread over devices (DTensor)."""
+    """Whether x must take the plain definition: some exporters, and tensors that are spread over
+    devices (DTensor), silently lose what a function writes in place."""
     return torch.jit.is_tracing() or is_exporting() or type(x) is not torch.Tensor
 
 
@@ -729,7 +729,7 @@ def main():
         forms[f"{name}, gated"] = causal_conv_gated_triton
     print(f"the largest relative error of y, dx and dw against float64, on {device}")
     shape = (2, 270, 130)  # several segments and strips
-    status = 0
+    all_right = True
     for name, conv in forms.items():
         definition = gated_reference if name.endswith("gated") else causal_conv_reference
         for dtype, limit in LIMITS.items():
@@ -738,11 +738,11 @@ def main():
             x = torch.randn(shape, device=device, dtype=dtype)
             weight = torch.rand(4, shape[-1], device=device) - 0.5  # as a Canon layer's
             error = largest_error(conv, definition, x, weight)
-            verdict = "right" if error <= limit else "WRONG"  # wrong for NaN as well
+            right = error <= limit  # not for NaN
+            all_right = all_right and right
+            verdict = "right" if right else "WRONG"
             print(f"{name:28}{str(dtype):16}{error:8.1e}  {verdict}, allowed {limit:.0e}")
-            if verdict == "WRONG":
-                status = 1
-    return status
+    return 0 if all_right else 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Shows instances of the run's task with the model's answers, right or wrong:
 
     <bos> c a , b d , d c , a b , <query_2> b [<ans> c ✓] <query_1> d [<ans> a ✗ <ans> c]
 
-A cross separates what the model said from what is right. With --prompt the model continues your
-own text, in the task's words:
+In brackets is the model's answer: ✓ if it is right, or else ✗ and the right one. With --prompt
+the model continues your own text, in the task's words:
 
     python sample.py out/RUN --prompt "<bos> c a , b d , d c , a b , <query_2> b"
 
@@ -24,6 +24,8 @@ from canon_gpt import CanonGPT, Refused, require
 from tasks import device_of, wrapped
 from train import load_checkpoint, read_config, task_and_config
 
+MOST_NEW_TOKENS = 160
+
 
 def load_model(folder):
     """(task, model) of a run, the model on the CPU, with the weights of its last checkpoint.
@@ -35,9 +37,6 @@ def load_model(folder):
     model = CanonGPT(config)
     load_checkpoint(folder, model=model)
     return task, model.eval()
-
-
-MOST_NEW_TOKENS = 160
 
 
 def complete_prompt(task, model, prompt, temperature, seed):
@@ -65,7 +64,7 @@ def main(argv=None):
     parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--prompt", help="your own text, in the task's words")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest (0)")
-    parser.add_argument("--seed", type=int, default=0, help="of instances and what is drawn (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of instances and drawn tokens (0)")
     args = parser.parse_args(argv)
     try:
         require(args.count > 0, "count", args.count, "allowed: 1 or more")

@@ -1916,7 +1916,7 @@ def test_resume_goes_on_as_if_never_stopped(dtype, here, capsys):
     capsys.readouterr()
     for step in (40, 60):  # the second time there is nothing left to do
         train.main(["--resume", "run"])
-        assert f"goes on after step {step}" in capsys.readouterr().out
+        assert f"continues after step {step}" in capsys.readouterr().out
         assert steady("run") == steady("whole") and logged("run")[-1]["seconds"] >= 1000
     assert_close(checkpoint("run")["model"], checkpoint("whole")["model"], atol=0, rtol=0)
 
@@ -2150,7 +2150,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(here):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130 and "Traceback" not in said
     resume = shlex.join(["python", str(HERE / "train.py"), "--resume", "run"])
-    last = f"train.py: stopped; {resume} goes on from step {checkpoint('run')['step']}"
+    last = f"train.py: stopped; {resume} continues from step {checkpoint('run')['step']}"
     assert said.splitlines()[-1] == last
 
 

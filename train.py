@@ -106,7 +106,7 @@ class Training:
 
 @dataclasses.dataclass
 class Run:
-    """How and where it runs, which changes results by rounding at most."""
+    """How and where it runs. Results differ by rounding only, unless layers draw numbers."""
 
     device: str = "cpu"  # cuda, mps or cpu; by default the first that PyTorch sees
     out: str | None = None  # the run's folder; by default out/ and a name made of the settings
@@ -194,7 +194,7 @@ def weight_groups(model, training):
 
 def adamw(model, training):
     # Fused: one kernel updates many weights. (Untested on MPS.) On a CPU it assumes that all are
-    # contiguous. If one is not, it updates the wrong elements (PyTorch 2.13.0;
+    # contiguous. If one is not, it can update the wrong elements (PyTorch 2.13.0;
     # findings/fused_strides.sh).
     contiguous = all(weight.is_contiguous() for weight in model.parameters())
     return torch.optim.AdamW(
@@ -263,8 +263,9 @@ def mixed_precision(training, run):
 
 
 def make_scaler(training, run):
-    """A GradScaler: small gradients are 0 in float16, so it multiplies the loss, divides the
-    gradients, and skips a step whose gradients are too large. With other dtypes it is off."""
+    """A GradScaler. In float16, small gradients round to 0, so it multiplies the loss, divides the
+    gradients by the same factor, and skips a step whose gradients overflow. With other dtypes it is
+    off."""
     return torch.amp.GradScaler(run.device, enabled=training.dtype == "float16")
 
 
@@ -305,8 +306,8 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
 
     fast_model  see `make_fast_model`
     scaler      see `make_scaler`
-    progress    what a checkpoint says of the run: step and seconds are the last checkpoint's, so
-                that `main` can say where a stopped run will go on; log grows with each line
+    progress    what a checkpoint says of the run, a dict: the step that it was saved after, the
+                seconds until then, and the log so far
     """
     autocast = mixed_precision(training, run)
     steps_done = progress["step"]
@@ -341,8 +342,8 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
             gradient_norm = gradient_norm.item()
             # In float16 the scaler skips a step that overflows, and lowers its scale. In other
             # dtypes the scale is 1.
-            skipped = scaler.get_scale() > 1
-            if not (math.isfinite(mean_loss) and (math.isfinite(gradient_norm) or skipped)):
+            can_recover = scaler.get_scale() > 1
+            if not (math.isfinite(mean_loss) and (math.isfinite(gradient_norm) or can_recover)):
                 bar.close()
                 found = f"loss = {mean_loss}, gradient = {gradient_norm}"
                 end(f"step {step}: {found}. Start again with a smaller --lr", status=1)
@@ -367,7 +368,7 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
             if score_now:
                 reached = {"step": step, "seconds": time.perf_counter() - began}
                 save_checkpoint(run.out, model, optimizer, scaler, progress | reached)
-                progress.update(reached)  # after saving: a stopped run names only what is saved
+                progress.update(reached)  # only now: Ctrl-C names what is saved
 
     finish(task, training, run, model, autocast, progress)
 
@@ -460,7 +461,7 @@ def main(argv=None):
         train(task, training, run, model, fast_model, optimizer, scaler, progress)
     except KeyboardInterrupt:
         resume = command_of(["--resume", run.out])
-        end(f"stopped; {resume} goes on from step {progress['step']}", status=130)
+        end(f"stopped; {resume} continues from step {progress['step']}", status=130)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -490,7 +491,7 @@ def announce(model, training, run, compiled, steps_done):
     windows = f"{training.batch_size} windows of {config.block_size} tokens"
     print(f"  {training.steps:,} steps of {windows}")
     if steps_done > 0:
-        print(f"  goes on after step {steps_done:,}")
+        print(f"  continues after step {steps_done:,}")
     if training.warmup > training.steps:
         print(f"  the learning rate never peaks: warm-up takes {training.warmup:,} steps")
     print(f"  {place}, {training.dtype}, {how}", flush=True)
@@ -611,11 +612,11 @@ def write_log(out, lines, mode):
 
 
 # A run that is killed at any moment continues with --resume from its last checkpoint. On a CPU,
-# with the same options, it ends with the same bits, for three reasons. A checkpoint holds all that
-# a step changes: weights, optimizer, scaler, and the log so far. It is written to another file
-# first, which then takes the old one's place in one move, so ckpt.pt is whole at any time. And no
-# random state has to be saved, because a batch follows from the seed and the step alone, and so
-# does PyTorch's seed.
+# with the same options and number of threads, it ends with the same bits, for three reasons. A
+# checkpoint holds all that a step changes: weights, optimizer, scaler, and the log so far. It is
+# written to another file first, which then takes the old one's place in one move, so ckpt.pt is
+# whole at any time. And no random state has to be saved, because a batch follows from the seed and
+# the step alone, and so does PyTorch's seed.
 
 
 def save_checkpoint(out, model, optimizer, scaler, progress):
@@ -627,11 +628,18 @@ def save_checkpoint(out, model, optimizer, scaler, progress):
     # Fail now if `load_checkpoint` could not read what your optimizer keeps, such as NumPy's
     # numbers.
     torch.load(fresh, map_location="meta", weights_only=True)  # without the tensors' numbers
+    replace_file(fresh, Path(out, "ckpt.pt"))
+
+
+def replace_file(fresh, path):
+    """Move a file to where another one may be. On Windows this fails while somebody reads that one,
+    a virus scanner, for example; so try for five seconds."""
     for _ in range(50):
-        with contextlib.suppress(PermissionError):  # on Windows, while a virus scanner reads it
-            return os.replace(fresh, Path(out, "ckpt.pt"))
-        time.sleep(0.1)
-    os.replace(fresh, Path(out, "ckpt.pt"))  # if it still fails, say so
+        try:
+            return os.replace(fresh, path)
+        except PermissionError:
+            time.sleep(0.1)
+    os.replace(fresh, path)
 
 
 def load_checkpoint(out, **parts):
@@ -799,9 +807,9 @@ L2D32_TIED = dict(n_layer=2, n_head=2, d_model=32, tie_embeddings=True)
 L4D256_TIED = dict(n_layer=4, n_head=4, d_model=256, tie_embeddings=True)
 
 # N is how many numbers, nodes or people there are, K the largest number of hops asked, V how many
-# letters words are made of, and L the most operators in an expression. root=None is the grammar's
-# start symbol. Where steps is None, Capo computes them from how often each person is met
-# (--exposures). "other" is for your own tasks, and for Text in the size paper.
+# letters words are made of, and L the most operators in an expression. root=None: sentences start
+# from the grammar's start symbol. Where steps is None, Capo computes them from how often each
+# person is met (--exposures). "other" is for your own tasks, and for Text at `paper`.
 # fmt: off
 PRESETS = {
     "nano": {  # the tasks' own defaults have this size
@@ -890,18 +898,22 @@ def settings_of(argv):
     require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
     # 3. The task comes first, because the model's sizes follow from it.
-    task_settings = values_for(TASKS[task_name], values)
-    if "block_size" in task_settings and "block_size" not in typed:
-        # Typed sizes may make instances longer than the preset's block_size: raise it to fit.
-        fitted = make_task(task_name, **task_settings | {"block_size": None})
-        task_settings["block_size"] = max(task_settings["block_size"] or 1, fitted.block_size)
-    task = make_task(task_name, run_seed=values["seed"], **task_settings)
+    task = make_fitted_task(task_name, values, typed)
     values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo derives them from --exposures
         values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
     config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
     run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
+
+
+def make_fitted_task(task_name, values, typed):
+    """The Task. Its block_size is the preset's, but larger if typed sizes make instances longer."""
+    settings = values_for(TASKS[task_name], values)
+    if "block_size" in settings and "block_size" not in typed:
+        smallest = make_task(task_name, **settings | {"block_size": None}).block_size
+        settings["block_size"] = max(settings["block_size"] or 1, smallest)
+    return make_task(task_name, run_seed=values["seed"], **settings)
 
 
 def make_parser():
