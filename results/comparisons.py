@@ -5,7 +5,7 @@ of train.py's flags; what the line leaves out is as in the preset. Every model t
 The minutes are for one CPU core.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable
 
 import examples.longer  # adds the task "longer"
@@ -22,6 +22,7 @@ class Comparison:
     scores: dict  # {score: its heading}; a task's name stands for its main score
     figure: Callable = plot.bars  # (groups, title, headings)
     program: str = "train.py"  # what trains them: a task of its own is in a file of examples/
+    sizes: dict = field(default_factory=dict)  # {task: more flags for all of its models}
 
 
 # ---- 1. What several comparisons share -------------------------------------
@@ -208,10 +209,11 @@ COMPARISONS = {
     ),
     "relatives_nano": Comparison(  # 15 seconds a run
         title="One layer copies 32 numbers with any short convolution",
-        tasks=("copy",),
-        models={label: f"--N 32 --steps 500 {flags}" for label, flags in RELATIVES.items()},
-        scores={"sequences": "lists copied whole"},
+        tasks=("copy", "depo1"),
+        models=RELATIVES,
+        scores={"sequences": "Copy", "depo1": "Depo1"},
         program="examples/relatives.py",
+        sizes={"copy": "--N 32 --steps 500", "depo1": "--steps 3000"},
     ),
     "points_nano": Comparison(  # 15 seconds a run
         title="With NoPE, B alone is enough to copy 16 numbers",

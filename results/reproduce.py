@@ -104,7 +104,7 @@ def models_of(name):
     preset = name.rpartition("_")[2]
     for label, flags in comparison.models.items():
         for task in comparison.tasks:
-            yield label, arguments_of(task, preset, flags)
+            yield label, arguments_of(task, preset, f"{comparison.sizes.get(task, '')} {flags}")
 
 
 def groups_of(name, runs):

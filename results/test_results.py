@@ -153,7 +153,7 @@ def test_depo0():
         task, canon = run["task"], run["model"]["canon"]
         if task["name"] == "depo0" and run["preset"] == "nano" and task["K"] == 4 and not canon:
             without_canon.append(max(run["evals"][-1]["eval"].values()))
-    assert len(without_canon) == 41 and max(without_canon) < 0.15
+    assert len(without_canon) == 47 and max(without_canon) < 0.15
     runs = runs_of("depo0", NOPE_CANON)
     assert len(runs) == 13 and {step_of(run, "k=1") for run in runs} == {800}
     fourth = [step_of(run, "k=4") for run in runs]
@@ -227,6 +227,10 @@ def test_counting_stops_depo1():
             runs = [run for name, run in RUNS.items() if name.startswith(start)]
             assert len(runs) >= 3, start
             assert all((step_of(run, "k=1") < math.inf) == goal_is_met for run in runs)
+    without_canon = [run for name, run in RUNS.items() if "_bare_N=9_K=4_V=50_" in name]
+    shares = plot.last_scores(without_canon, "k=1")
+    said = f"{100 * min(shares):.0f} to {100 * max(shares):.0f}% of one hop there, among 9 names"
+    assert len(shares) == 6 and said in " ".join(PAGE.split())
 
 
 def test_other_positions():
