@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Callable
 
 import examples.longer  # adds the task "longer"
+import examples.mqar  # adds the task "mqar"
 import examples.relatives  # adds Canon layers
 import examples.sets  # adds the task "sets"
 import plot
@@ -88,6 +89,12 @@ for label, canon, name in (
     ("attention to four tokens", "abcd", "window"),
 ):
     RELATIVES[label] = f"--canon {canon} --canon-type {name}"
+
+MQAR = {"attention": "", "attention + Canon": "--canon abcd"}
+for name in ("GLA", "Mamba2", "GDN"):
+    for part in ("no convolution", "own convolution"):
+        MQAR[f"{name}, {part}"] = LINEAR[f"{name}, {part}"]
+    MQAR[f"{name} + Canon"] = f"{LINEAR[f'{name}, no convolution']} --canon abcd"
 
 SETS = {label: f"{flags} --n-layer 2 --steps 12000" for label, flags in PAIRS.items()}
 
@@ -214,6 +221,14 @@ COMPARISONS = {
         scores={"sequences": "Copy", "depo1": "Depo1"},
         program="examples/relatives.py",
         sizes={"copy": "--N 32 --steps 500", "depo1": "--steps 3000"},
+    ),
+    "mqar_nano": Comparison(  # one to three minutes a run
+        title="MQAR: Canon does what a recurrence's own convolution does",
+        tasks=("mqar",),
+        models=MQAR,
+        scores={"tokens": "right answers"},
+        program="examples/mqar.py",
+        sizes={"mqar": "--n-layer 2"},
     ),
     "points_nano": Comparison(  # 15 seconds a run
         title="With NoPE, B alone is enough to copy 16 numbers",
