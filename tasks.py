@@ -909,10 +909,10 @@ MOST_RULES, MOST_PARTS = 4, 3  # of a symbol, and of a rule
 class Grammar:
     """A context-free grammar in levels, from {symbol: its rules as in GRAMMARS}.
 
-    rules          {symbol: list of tuples of symbols}, lower levels first, without the symbols
-                   whose number is above the root's
-    root           the symbol that sentences grow from; the default is the highest
-    mean, longest  {symbol: how many tokens it grows into}
+    rules  {symbol: list of tuples of symbols}, lower levels first, without the symbols whose number
+           is above the root's
+    root   the symbol that sentences grow from; the default is the highest
+    mean   {symbol: how many tokens it grows into}
     """
 
     def __init__(self, rules, root=None):
@@ -925,14 +925,11 @@ class Grammar:
                 self.rules[symbol] = [tuple(map(int, rule.split())) for rule in choices]
 
         self.mean = {1: 1, 2: 1, 3: 1}  # a token grows into itself
-        self.longest = {1: 1, 2: 1, 3: 1}
         for symbol, rules_of_symbol in self.rules.items():
-            means, lengths = [], []
+            means = []
             for rule in rules_of_symbol:
                 means.append(sum(self.mean[part] for part in rule))
-                lengths.append(sum(self.longest[part] for part in rule))
             self.mean[symbol] = np.mean(means)  # its rules are equally likely
-            self.longest[symbol] = max(lengths)
 
         # The rules as tables, for `sample`: n_rules[symbol] counts a symbol's rules, and
         # parts[symbol, number] has the parts of one, then zeros.
@@ -983,12 +980,9 @@ class Grammar:
         for symbol in list(self.rules)[:-1]:  # lowest level first; the root's is not needed
             total = 0  # over the rules: (B, T + 1, T + 1)
             for rule in self.rules[symbol]:
-                # product[i, j] is zero where j - i exceeds width. Skipping these zeros makes long
-                # sentences several times faster.
-                product, width = inside[rule[0]], self.longest[rule[0]]
+                product = inside[rule[0]]
                 for part in rule[1:]:
-                    product = band_product(product, inside[part], width, self.longest[part])
-                    width += self.longest[part]
+                    product = product @ inside[part]
                 total = total + product
             inside[symbol] = total / len(self.rules[symbol])
         zeros = tokens.new_zeros(B, 1, T + 1, dtype=dtype)  # shared, so never written in place
@@ -1004,21 +998,6 @@ class Grammar:
                 if symbol == self.root:
                     end = end + here
         return torch.cat([end, starts[1], starts[2], starts[3]], 1).mT  # from (B, 4, T + 1)
-
-
-def band_product(left, right, left_width, right_width):
-    """left @ right, both (B, M, M), where left[i, j] = 0 unless i <= j <= i + left_width, and right
-    likewise. It multiplies some rows at a time and skips the columns that are zero in all of them.
-    """
-    M = left.shape[1]
-    product = torch.zeros_like(left)
-    n_rows = 64
-    for first in range(0, M, n_rows):
-        rows = slice(first, first + n_rows)
-        middle = slice(first, min(first + n_rows + left_width, M))  # left's nonzero columns
-        reached = slice(first, min(middle.stop + right_width, M))  # and the product's
-        product[:, rows, reached] = left[:, rows, middle] @ right[:, middle, reached]
-    return product
 
 
 class Lano(Task):
