@@ -260,10 +260,6 @@ def test_canon_in_the_first_block():
     assert max(scores_by_name("rope_abcd_first-block", "k=2")) < worst("depo1", CANON, "k=2")
 
 
-def test_canon_that_is_never_trained():
-    assert worst("copy", f"{CANON} --canon-frozen") == 1
-
-
 def test_four_times_the_steps():
     for task in ("depo1", "lano"):
         assert worst(task, CANON) > best(task, "--steps 4x")
