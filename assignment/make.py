@@ -15,14 +15,6 @@ from exercises import FUNCTIONS
 from grade import ROOT, copy_repository, write_bodies
 
 
-def write_assignment(folder, only=FUNCTIONS):
-    """A copy of the repository in which these exercises are open."""
-    copy_repository(folder)
-    shutil.copyfile(ROOT / "assignment/handout.md", folder / "README.md")
-    for number in only:
-        write_bodies(folder, number)
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="make.py",
@@ -37,7 +29,10 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.folder.exists():
         parser.error(f"{args.folder} exists")
-    write_assignment(args.folder, args.only)
+    copy_repository(args.folder)
+    shutil.copyfile(ROOT / "assignment/handout.md", args.folder / "README.md")
+    for number in args.only:
+        write_bodies(args.folder, number)
 
 
 if __name__ == "__main__":
