@@ -15,7 +15,6 @@ Reading order: 1 reading runs; 2 groups and their scores; 3 a table; 4 two figur
 `bars`; 5 inside a model; 6 the command line.
 """
 
-import argparse
 import json
 import math
 import os
@@ -41,7 +40,7 @@ from matplotlib.ticker import PercentFormatter
 
 from canon_gpt import Refused, require
 from sample import load_model
-from tasks import SAMPLES, device_of, score_text
+from tasks import SAMPLES, device_of, make_parser, score_text
 
 # ---- 1. Reading runs -------------------------------------------------------
 #
@@ -502,13 +501,7 @@ def draw_runs(runs, start):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="plot.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-    )
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("runs", nargs="+", help="run folders, or files that --save wrote")
     parser.add_argument("--save", type=Path, help="also pack the runs into this file")
     parser.add_argument("--inside", action="store_true", help="draw where sharp heads look")

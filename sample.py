@@ -15,13 +15,12 @@ layer or task, import the file that defines it first:
     python -c "import examples.relatives, sample; sample.main(['out/RUN'])"
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 
 from canon_gpt import CanonGPT, Refused, require
-from tasks import device_of, wrapped
+from tasks import device_of, make_parser, wrapped
 from train import load_checkpoint, read_config, task_and_config
 
 MOST_NEW_TOKENS = 160
@@ -53,13 +52,7 @@ def complete_prompt(task, model, prompt, temperature, seed):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="sample.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-    )
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("run", type=Path, help="a run's folder, such as out/copy_nano_rope_abcd_s0")
     parser.add_argument("--count", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--prompt", help="your own text, in the task's words")

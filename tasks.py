@@ -1463,8 +1463,20 @@ def wrapped(text):
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
 
 
+def make_parser(file, doc):
+    """A parser of the arguments of one of our programs. --help shows its docstring, and an error is
+    one line."""
+    return argparse.ArgumentParser(
+        prog=Path(file).name,
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+
+
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Print an instance, its targets in [brackets].")
+    parser = make_parser(__file__, "Print an instance, its targets in [brackets].")
     parser.add_argument("task", choices=list(TASKS | ALIASES))
     task = make_task(parser.parse_args(argv).task)
     (document,) = task.documents(np.random.default_rng(0), 1)

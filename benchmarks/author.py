@@ -9,7 +9,6 @@ of a minute on a CPU and needs no other package. The exit status is 1 if a row i
 1 his code and what stands in for packages, 2 models, 3 known differences, 4 the command.
 """
 
-import argparse
 import builtins
 import functools
 import itertools
@@ -26,6 +25,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_gpt.py is
 from canon_gpt import CanonGPT, Config, NoCanon, RMSNorm, linear_recurrence, relu2
 from kernels import relative_error
+from tasks import make_parser
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import released
@@ -475,12 +475,7 @@ def print_known_differences():
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="author.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=argparse.SUPPRESS,
-    )
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("path", type=Path, metavar="PATH", help="a clone of PhysicsLM4")
     path = parser.parse_args(argv).path
     torch.set_num_threads(1)

@@ -11,7 +11,6 @@ start, with train.py's other flags:
     python -c "import examples.graft, train; train.main()" --canon abcd --canon-type zero ..
 """
 
-import argparse
 import copy
 import dataclasses
 import sys
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where train.p
 import sample
 import train
 from canon_gpt import CANONS, Canon, CanonGPT, Refused, require
+from tasks import make_parser
 
 
 class ZeroCanon(Canon):
@@ -58,7 +58,7 @@ def train_on(task, model, training):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="graft.py", usage=argparse.SUPPRESS)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("run", help="the folder of a run without Canon")
     folder = parser.parse_args(argv).run
     try:

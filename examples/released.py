@@ -9,7 +9,6 @@ The author has released sixteen Llamas, half of them with Canon layers
 compute differently from our Transformer, section 2 reads the files, section 3 is the command.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where canon_g
 from canon_gpt import BLOCK_BUDGET, MIXERS, POSITIONS, Attention, Canon, CanonGPT, Config
 from canon_gpt import Positions, Refused, RMSNorm, canon_at, require
 from canon_gpt import rotary_angles, rotate
+from tasks import make_parser
 
 # ---- 1. His Llama ----------------------------------------------------------
 #
@@ -301,13 +301,7 @@ def convert(name, weights, dtype, device):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="released.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("folder", type=Path, help="a downloaded model")
     parser.add_argument("--prompt", help="a text, or numbers of tokens if there is no tokenizer")
     parser.add_argument("--length", type=int, default=50, help="how many tokens to write (50)")

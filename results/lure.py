@@ -10,7 +10,6 @@ Only counting words tells the two apart. This asks trained models about one hop 
 draws out/lure.png: packed runs while they train, and right answers by q's place.
 """
 
-import argparse
 import re
 from collections import Counter
 from itertools import chain
@@ -24,7 +23,7 @@ import reproduce  # before plot, because it makes the folder above importable
 import plot
 from canon_gpt import Refused, require
 from sample import load_model
-from tasks import Depo1, shuffles
+from tasks import Depo1, make_parser, shuffles
 
 TITLE = "Depo1: models wait until they count words; with commas none waits"
 HEADER = ["run", "names", "right", "expected", "lure", "expected", "other", "words known"]
@@ -156,7 +155,7 @@ def rows_of(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="lure.py", usage=argparse.SUPPRESS)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("runs", nargs="+", help="folders of models trained on Depo1")
     among_ten, rows = {}, [HEADER]
     try:

@@ -9,7 +9,6 @@
 Each prints a table for each run.
 """
 
-import argparse
 import dataclasses
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where plot.py is
 import plot
 from canon_gpt import CanonGPT, Refused, require
 from sample import load_model
-from tasks import Depo, make_task
+from tasks import Depo, make_parser, make_task
 from train import format_scores
 
 
@@ -71,7 +70,7 @@ PROBES = {"without": scores_without, "names": scores_among}
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="probe.py", usage=argparse.SUPPRESS)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("probe", choices=PROBES)
     parser.add_argument("runs", nargs="+", help="folders of trained models")
     args = parser.parse_args()

@@ -8,7 +8,6 @@ A run is missing if neither results/*/runs.json nor out/ has finished it, at wha
 Each model is shown at the rate with the best mean. comparisons.py says what is compared.
 """
 
-import argparse
 import contextlib
 import re
 import shlex
@@ -24,6 +23,7 @@ import plot
 import train
 from canon_gpt import Refused
 from comparisons import COMPARISONS
+from tasks import make_parser
 
 SEEDS = 3
 MAIN_SCORES = ("sequences", "all", "l=2", "sentences", "bits/param", "bits per byte")
@@ -141,13 +141,7 @@ def train_all(program, missing):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="reproduce.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-    )
+    parser = make_parser(__file__, __doc__)
     add = parser.add_argument
     add("name", choices=COMPARISONS, help=", ".join(COMPARISONS))
     add("--seeds", type=int, default=SEEDS, help=f"of each model (default: {SEEDS})")
