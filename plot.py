@@ -450,7 +450,7 @@ def inside(folder, title=""):
     rng = np.random.default_rng([0, SAMPLES])  # other numbers than training's and evaluation's
     (document,) = task.documents(rng, 1)
     tokens = document.tokens[:-1]  # nothing follows the last one
-    is_target = document.target_tokens()[1:] >= 0  # nothing predicts the first one
+    is_target = np.array(document.target_tokens()[1:]) >= 0  # nothing predicts the first one
     rows = np.flatnonzero(is_target)[-MOST_ROWS:]  # the tokens that a target follows
     words = [task.vocabulary[token] for token in document.tokens]
     answers = [f"{words[t]} → {words[t + 1]}" for t in rows]

@@ -71,18 +71,9 @@ class Document:
         self.targets.append(span)
         return span
 
-    def extend(self, document, room):
-        """Append another document, cut off after `room` tokens."""
-        offset = len(self.tokens)
-        self.tokens += document.tokens[:room]
-        for start, end in document.targets:
-            end = min(end, room)
-            if start < end:
-                self.targets.append((offset + start, offset + end))
-
     def target_tokens(self):
-        """Each token that is a target, and -1 in place of the others: int64, (tokens,)."""
-        targets = np.full(len(self.tokens), -1, dtype=np.int64)
+        """Each token that is a target, and -1 in place of the others: a list."""
+        targets = [-1] * len(self.tokens)
         for start, end in self.targets:
             targets[start:end] = self.tokens[start:end]
         return targets
@@ -158,28 +149,28 @@ class Task:
         """
         rng = np.random.default_rng([seed, TRAIN, step])
         width = self.block_size + 1
-        packed = Document()  # the windows, one after the other
+        tokens, targets = [], []  # of the windows, one after the other
         drawn_documents, drawn_tokens = 0, 0
         count = 2 * batch_size  # a first try; then the mean length of a document is known
-        while len(packed.tokens) < batch_size * width:
-            before = len(packed.tokens)
+        while len(tokens) < batch_size * width:
+            before = len(tokens)
             for document in self.training_documents(rng, count):
                 drawn_documents += 1
                 drawn_tokens += len(document.tokens)
-                room = width - len(packed.tokens) % width  # in the window that is being filled
-                packed.extend(document, room)
-                if len(packed.tokens) == batch_size * width:
+                room = width - len(tokens) % width  # in the window that is being filled
+                tokens += document.tokens[:room]
+                targets += document.target_tokens()[:room]
+                if len(tokens) == batch_size * width:
                     break
-            added = len(packed.tokens) - before
+            added = len(tokens) - before
             require(added > 0, f"tokens in {count} documents", added, "must be at least 1")
             # A window takes one document more than it holds, because it cuts off the last one. A
             # tenth and eight more make a further draw rare.
-            windows_missing = batch_size - len(packed.tokens) // width
+            windows_missing = batch_size - len(tokens) // width
             per_window = width / (drawn_tokens / drawn_documents) + 1
             count = int(1.1 * (windows_missing * per_window)) + 8
-        tokens = np.array(packed.tokens, dtype=np.int64).reshape(batch_size, width)
-        targets = packed.target_tokens().reshape(batch_size, width)
-        return tokens[:, :-1], targets[:, 1:]  # nothing predicts a window's first token
+        windows = np.array([tokens, targets], dtype=np.int64).reshape(2, batch_size, width)
+        return windows[0, :, :-1], windows[1, :, 1:]  # nothing predicts a window's first token
 
     # ---- Scores
 
