@@ -876,7 +876,7 @@ def settings_of(argv):
     """(task, config, training, run) from the command line: the Task, the model's Config, a Training
     and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
     # 1. What decides which other flags exist, and their defaults.
-    parser = make_parser()
+    parser = make_first_parser()
     chosen, _ = parser.parse_known_args(argv)
     if chosen.resume is not None:
         return settings_of_run(parser, chosen, argv)
@@ -916,7 +916,7 @@ def make_fitted_task(task_name, values, typed):
     return make_task(task_name, run_seed=values["seed"], **settings)
 
 
-def make_parser():
+def make_first_parser():
     """argparse's parser, so far with --task and READ_FIRST."""
     parser = argparse.ArgumentParser(
         prog="train.py",
