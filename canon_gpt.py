@@ -469,15 +469,10 @@ def at_least_float32(x):
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def autocast_device(x):
-    """The kind of device whose autocast applies to x. Tensors on PyTorch's "meta" device, which
-    have shapes but no numbers, have no autocast of their own, so they follow the CPU's."""
-    return "cpu" if x.is_meta else x.device.type
-
-
 def matmul_dtype(x):
-    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's."""
-    device = autocast_device(x)
+    """The dtype in which matrices multiply: autocast's where it is on, otherwise x's. Tensors on
+    PyTorch's "meta" device, which have no numbers, follow the CPU's autocast."""
+    device = "cpu" if x.is_meta else x.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
@@ -888,12 +883,6 @@ def decay_between(g):
     return between.to(g.dtype).masked_fill(future, -math.inf)
 
 
-def float32_product(a, b):
-    """a @ b in float32, even under autocast (in TF32 on a GPU if train.py allows it)."""
-    with torch.autocast(autocast_device(a), enabled=False):
-        return at_least_float32(a) @ at_least_float32(b)
-
-
 def decayed_products(q, k, g):
     """A (.., C, C) with A[t, s] = sum_c q[t, c] k[s, c] exp(g[s+1, c] + .. + g[t, c]) for s <= t,
     and 0 for s > t.
@@ -902,7 +891,7 @@ def decayed_products(q, k, g):
     """
     C = q.shape[-2]
     if g.shape[-1] == 1:  # one decay for all channels can be taken out of the sum
-        return float32_product(q, k.mT) * decay_between(g[..., 0]).exp()
+        return q @ k.mT * decay_between(g[..., 0]).exp()
     # With a decay per channel, exp(..) stays in the sum. Split it at a step between s and t: k
     # fades from s to there, and q from there to t, so that neither overflows. No one step suits all
     # pairs (t, s). So start with blocks of one step, and join neighbours. A pair across two blocks
@@ -921,7 +910,7 @@ def decayed_products(q, k, g):
         _, q_late = q.unflatten(-2, in_pairs).unbind(-3)
         k_faded = k_early * decay_until_end(g_early).exp()  # from s to where the blocks meet
         q_faded = q_late * g_late.cumsum(-2).exp()  # from there to t
-        across = float32_product(q_faded, k_faded.mT)  # (.., pairs, size, size)
+        across = q_faded @ k_faded.mT  # (.., pairs, size, size)
         A_early, A_late = A.unflatten(-3, (-1, 2)).unbind(-3)
         upper = torch.cat([A_early, torch.zeros_like(A_early)], -1)
         lower = torch.cat([across, A_late], -1)
@@ -988,7 +977,7 @@ def chunked_with_shared_keys(q, k, v, log_decay, S, return_S):
     g = into_chunks(log_decay[..., None], N, C)  # (N, B, H, C, 1)
     G = g.double().clamp(min=-19).cumsum(-2).transpose(2, 3)  # (N, B, C, H, 1)
     G = G - (G[:, :, :1] + G[:, :, -1:]) / 2  # 0 in the middle
-    A = float32_product(q, k.mT).tril().double()  # (N, B, C, C), without the decays
+    A = (q @ k.mT).tril().double()  # (N, B, C, C), without the decays
     faded = (values * (-G).exp()).flatten(-2)  # (N, B, C, H V)
     from_chunk = (A @ faded).unflatten(-1, (H, V)) * G.exp()
     if N == 1 and S is None and not return_S:
@@ -1017,7 +1006,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
               rounded up to a power of two. `chunked_with_shared_keys` ignores it
     return_S  whether the last S is wanted; otherwise None may be returned for it
 
-    Under autocast the large products run in its dtype; A, L, decays and S stay in float32.
+    Under autocast products run in its dtype; sums, decays and S stay in float32.
     """
     shared_keys = q.shape[2] == k.shape[2] == 1 and log_decay.dim() == 3 and beta is None
     if shared_keys and v.device.type == "cpu" and v.dtype != torch.float64:  # Mamba2
@@ -1054,7 +1043,7 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
     for n in range(N):
         U = U0[n]
         if W is not None:
-            U = U - float32_product(W[n], S)  # in float32, because an error would stay in S
+            U = U - W[n] @ S
         Q_in, K_out = q[n] * fade_in[n], k[n] * fade_out[n]
         o_n, S = run_chunk(Q_in, K_out, whole_decay[n], A[n], U, S)
         o.append(o_n)
@@ -1251,10 +1240,10 @@ class GatedDeltaNet(LinearMixer):
         # Its authors apply SiLU to q, k and v: the convolution's own, or this one.
         qkv = F.silu(qkv) if self.conv is None else self.conv(qkv, state)
         q, k, v = (heads(u, H) for u in qkv.split([3 * D // 4, 3 * D // 4, 3 * D // 2], -1))
-        q = F.normalize(at_least_float32(q), dim=-1)
+        q = F.normalize(q, dim=-1)
         k = F.normalize(at_least_float32(k), dim=-1)  # unit length: beta is the share removed
         dt = F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)  # (B, T, H)
-        beta = at_least_float32(self.strength(x)).sigmoid()
+        beta = self.strength(x).sigmoid()
         log_decay = -self.A_log.exp() * dt
         q = q * q.shape[-1] ** -0.5  # as in attention (self.norm cancels it, but for its eps)
         o = self.recur(q, k, v, log_decay, beta, state)

@@ -680,6 +680,22 @@ def test_bfloat16_throughout_and_by_autocast(mixer):
     assert_close(loss, exact, atol=0.1, rtol=0.05)
 
 
+@parametrize("mixer", ("gla", "mamba2", "gdn"))
+def test_bfloat16_leaves_decays_in_float32(mixer, monkeypatch):
+    """Otherwise they would be rounded to eight bits, and add up over the whole text."""
+    decays = []
+    recur = canon_gpt.LinearMixer.recur
+    model = small_model(mixer=mixer).bfloat16()
+
+    def noted(self, q, k, v, log_decay, *others, **named):
+        decays.append(log_decay.dtype)
+        return recur(self, q, k, v, log_decay, *others, **named)
+
+    monkeypatch.setattr(canon_gpt.LinearMixer, "recur", noted)
+    model(some_tokens())
+    assert decays == [torch.float32] * 2
+
+
 # The first field named is the one that is refused.
 BAD_CONFIGS = [dict(n_layer=0), dict(n_layer=2.0), dict(canon_kernel=9), dict(canon_type="mine")]
 BAD_CONFIGS += [dict(canon="abe"), dict(canon="aa"), dict(canon=["a", "c"]), dict(canon=None)]
