@@ -1,7 +1,7 @@
 """What Canon layers and linear mixers cost in a training step:   python benchmarks/step.py
 
-Each row compares two models: a Transformer with Canon layers and one without, or a linear mixer and
-attention, both with Canon layers. The two train in turn, a step each, as train.py trains them.
+Each row compares two models: a Transformer with Canon layers, or relatives of them, and one
+without; or a linear mixer and attention, both with Canon layers. The two train in turn, a step each, as train.py trains them.
 `ratio` is that of their median times. On a GPU it is Depo1's paper model, 12 layers of 768 dims, on
 16 x 2,048 tokens, compiled, in bfloat16; on a CPU the nano models, compiled and eager.
 
@@ -17,8 +17,9 @@ import torch
 import torch._inductor.config
 from common import Benchmark, times_in_turn
 
+import examples.relatives
 import train
-from canon_gpt import CanonGPT
+from canon_gpt import CANONS, CanonGPT
 
 MODELS = {  # {name: flags of train.py}
     "without Canon": "",
@@ -29,6 +30,10 @@ MODELS = {  # {name: flags of train.py}
     "Gated DeltaNet": "--canon abcd --mixer gdn --no-short-conv",
 }
 LINEAR = ["GLA", "Mamba2", "Gated DeltaNet"]
+RELATIVES = [name for name in CANONS if name != "conv"]  # of examples/relatives.py
+for name in RELATIVES:
+    points = "abc" if CANONS[name] is examples.relatives.Inkling else "abcd"
+    MODELS[name] = f"--canon {points} --canon-type {name}"
 
 
 def few_batches(task, training, run):
@@ -99,7 +104,7 @@ def main(argv=None):
     bench.add(what="x + 1", first_s=processor_seconds(lambda: torch.compile(torch.add)(x, 1)))
     for compiled in ("--compile", "--no-compile"):
         flags = f"--preset nano {compiled} --task"
-        compare(bench, ["Canon-ABCD"], f"{flags} depo1", rounds=60)
+        compare(bench, ["Canon-ABCD", "Canon-AC", *RELATIVES], f"{flags} depo1", rounds=60)
         compare(bench, ["Canon-ABCD"], f"{flags} copy", rounds=60)
         compare(bench, LINEAR, f"{flags} depo0", rounds=30, baseline="Canon-ABCD")
 

@@ -28,7 +28,7 @@ def test_benchmarks_save_their_rows(tmp_path, capsys, monkeypatch):
     for name in mixers.SHAPES:
         mixers.compare(bench, name, B=1, T=40, rounds=2)
     flags = "--preset nano --task copy --batch-size 2 --no-compile"
-    step.compare(bench, ["Canon-ABCD", *step.LINEAR], flags, rounds=2)
+    step.compare(bench, ["Canon-ABCD", "inkling", *step.LINEAR], flags, rounds=2)
     (tmp_path / "nanogpt.py").write_text(NANOGPT)
     nanogpt = partial(peers.make_nanogpt, peers.import_from(tmp_path / "nanogpt.py"))
     peers.compare_steps(bench, {"nanoGPT": nanogpt}, flags, rounds=2)
