@@ -64,7 +64,7 @@ class Canon(nn.Module):
         # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
         # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. To keep
         # this start, they are a bare nn.Parameter, because CanonGPT redraws Linear and Embedding
-        # layers only. (In train.py these two kinds decay, too, and Canon's weights don't.)
+        # layers only. (Weight decay in train.py makes the same difference.)
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual
@@ -194,53 +194,6 @@ class Positions(nn.Module):
         return None
 
 
-class Rotary(Positions):
-    """For "rope": turns all channels of a head (Su et al. 2021, https://arxiv.org/abs/2104.09864).
-
-    For longer texts, people often raise `base`, which makes most pairs turn more slowly.
-    """
-
-    base = 10000.0
-    divisor = 1  # the first 1/divisor of a head's channels are turned
-
-    def __init__(self, config):
-        super().__init__(config)
-        config.check_width(config.n_head * 2 * self.divisor)  # channels are turned in pairs
-        self.block_size = config.block_size
-        self.n_turned = config.d_model // config.n_head // self.divisor  # channels of a head
-        self.make_tables(device=None)
-
-    @torch.inference_mode(False)  # otherwise a model that is first moved there could not train
-    def make_tables(self, device):
-        # As buffers they move with the model. (If `turn` computed them, compiled code would do so
-        # again for every element of q and k.) Not persistent: checkpoints leave them out.
-        positions = torch.arange(self.block_size, device=device)
-        angles = rotary_angles(positions, self.n_turned, self.base)
-        self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, n_turned / 2)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def _apply(self, fn, recurse=True):
-        """What model.to(..), bfloat16() and to_empty(..) call. The tables are made again, because
-        bfloat16 is too coarse for them, and `to_empty` would leave them uninitialized."""
-        old_device = "cpu" if self.cos.is_meta else self.cos.device  # fn can't read a meta tensor
-        self.cos, self.sin = None, None  # PyTorch leaves out a buffer that is None
-        super()._apply(fn, recurse)
-        self.make_tables(fn(torch.empty(0, device=old_device)).device)
-        return self
-
-    def turn(self, x, start):
-        if self.cos.device != x.device:  # load_state_dict(.., assign=True) moves no buffer
-            self.make_tables(x.device)
-        rows = slice(start, start + x.shape[1])
-        return rotate(x, self.cos[rows], self.sin[rows])
-
-
-class QuarterRotary(Rotary):
-    """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's channels."""
-
-    divisor = 4
-
-
 def rotary_angles(positions, n_turned, base):
     """(T, n_turned / 2), for T positions: position t turns pair j by t * base^(-2j / n_turned)."""
     channels = torch.arange(0, n_turned, 2, dtype=torch.float32, device=positions.device)
@@ -259,7 +212,54 @@ def rotate(x, cos, sin):
     cos, sin = cos[:, None], sin[:, None]  # (T, 1, R): the same for all heads
     x1, x2, rest = x.split([R, R, x.shape[-1] - 2 * R], dim=-1)
     turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, rest], dim=-1)
-    return turned.to(x.dtype)  # under autocast x is bfloat16, and cos and sin are float32
+    return turned.to(x.dtype)  # under autocast x has 16 bits, cos and sin 32
+
+
+class Rotary(Positions):
+    """For "rope": turns all channels of a head (Su et al. 2021, https://arxiv.org/abs/2104.09864).
+
+    For longer texts, people often raise `base`, which makes most pairs turn more slowly.
+    """
+
+    base = 10000.0
+    divisor = 1  # the first 1/divisor of a head's channels are turned
+
+    def __init__(self, config):
+        super().__init__(config)
+        config.check_width(config.n_head * 2 * self.divisor)  # channels are turned in pairs
+        self.block_size = config.block_size
+        self.n_turned = config.d_model // config.n_head // self.divisor  # channels of a head
+        self.make_tables(device=None)
+
+    def turn(self, x, start):
+        if self.cos.device != x.device:  # load_state_dict(.., assign=True) moves no buffer
+            self.make_tables(x.device)
+        rows = slice(start, start + x.shape[1])
+        return rotate(x, self.cos[rows], self.sin[rows])
+
+    @torch.inference_mode(False)  # a model first moved in inference mode could not train
+    def make_tables(self, device):
+        # As buffers they move with the model. (If `turn` computed them, compiled code would do so
+        # again for every element of q and k.) Not persistent: checkpoints leave them out.
+        positions = torch.arange(self.block_size, device=device)
+        angles = rotary_angles(positions, self.n_turned, self.base)
+        self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, n_turned / 2)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        """What model.to(..), bfloat16() and to_empty(..) call. The tables are made again, because
+        bfloat16 is too coarse for them, and `to_empty` would leave them uninitialized."""
+        old_device = "cpu" if self.cos.is_meta else self.cos.device  # fn can't read a meta tensor
+        self.cos, self.sin = None, None  # PyTorch leaves out a buffer that is None
+        super()._apply(fn, recurse)
+        self.make_tables(fn(torch.empty(0, device=old_device)).device)
+        return self
+
+
+class QuarterRotary(Rotary):
+    """For "rope4", the paper's RoPE(1/4): turns the first quarter of each head's channels."""
+
+    divisor = 4
 
 
 class ALiBi(Positions):
@@ -321,7 +321,7 @@ class Mixer(nn.Module):
     sends its projections through self.canon_b, which is canon_at("b", their width, config).
     """
 
-    # Its parameters, in D^2: attention's four matrices q, k, v and out have one D^2 each. The MLP
+    # The mixer's parameters, in D^2: attention's q, k, v and out have one D^2 each. The MLP
     # gets the rest of a block's 12 D^2. (Count yours: nothing checks this number.)
     budget = 4
     streams = True  # False: it needs the whole text again for each new piece
@@ -444,21 +444,20 @@ class MLP(nn.Module):
     def forward(self, x, state=None):
         """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
-        if state is None and self.fuses_gate(h):  # on a GPU, one kernel does all up to `down`
-            canon_d = self.canon_d
-            return self.down(causal_conv_gated_triton(h, canon_d.weight, canon_d.residual))
-        h = self.canon_d(h, state)
         if not self.gated:
-            return self.down(self.act(h))
-        gate, up = h.chunk(2, dim=-1)  # (B, T, hidden) each
-        return self.down(self.act(gate) * up)
+            h = self.act(self.canon_d(h, state))
+        elif state is None and self.fuses_gate(h):  # on a GPU, in one kernel
+            h = causal_conv_gated_triton(h, self.canon_d.weight, self.canon_d.residual)
+        else:
+            gate, up = self.canon_d(h, state).chunk(2, dim=-1)  # (B, T, hidden) each
+            h = self.act(gate) * up
+        return self.down(h)
 
     def fuses_gate(self, h):
-        """Whether one GPU kernel does Canon-D and the gate: if Canon-D is the usual layer, and a
-        SiLU gate follows it. (Hooks of Canon-D then do not see it.)"""
+        """Whether one GPU kernel does Canon-D and the gate: if Canon-D is the usual layer, and SiLU
+        follows it. (Hooks of Canon-D then do not see it.)"""
         plain = type(self.canon_d) is Canon and not self.canon_d.silu
-        silu_gate = self.gated and self.act is F.silu
-        return plain and silu_gate and can_fuse_gate(h, self.canon_d.weight)
+        return plain and self.act is F.silu and can_fuse_gate(h, self.canon_d.weight)
 
 
 # ---- 5. The norm and the block ---------------------------------------------

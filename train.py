@@ -63,8 +63,8 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 # ---- 1. Settings -----------------------------------------------------------
 #
 # An option of the command line is a field of Training, of Run or of Config (canon_gpt.py), or an
-# argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and the
-# comment beside it, which `--help` prints, are then in place. Presets (section 9) and the device
+# argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and its
+# help, which is the comment beside it, follow. Presets (section 9) and the device
 # override some defaults.
 
 
@@ -241,8 +241,8 @@ def learning_rate(step, peak, training):
     # 1. Warm-up: it rises linearly to the peak.
     if step <= training.warmup:
         return peak * step / training.warmup
-    # 2. Decay. It counts step - 1, so that the first step after warm-up has the peak, and the last
-    #    one of `linear` is still above 0.
+    # 2. Decay. It counts step - 1, so that the first step after warm-up still has the peak, and the
+    #    last one of `linear` is above 0.
     done = (step - 1 - training.warmup) / (training.steps - training.warmup)
     factor = SCHEDULES[training.schedule](done)
     # Your schedule may return a NumPy float, which torch.load would refuse in a checkpoint.
@@ -343,7 +343,8 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
             # In float16 the scaler skips a step that overflows, and lowers its scale. In other
             # dtypes the scale is 1.
             can_recover = scaler.get_scale() > 1
-            if not (math.isfinite(mean_loss) and (math.isfinite(gradient_norm) or can_recover)):
+            overflow = not math.isfinite(gradient_norm)
+            if not math.isfinite(mean_loss) or (overflow and not can_recover):
                 bar.close()
                 found = f"loss = {mean_loss}, gradient = {gradient_norm}"
                 end(f"step {step}: {found}. Start again with a smaller --lr", status=1)
@@ -367,7 +368,8 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
             # 6. Save a checkpoint after each evaluation.
             if score_now:
                 reached = {"step": step, "seconds": time.perf_counter() - began}
-                save_checkpoint(run.out, model, optimizer, scaler, progress | reached)
+                parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+                save_checkpoint(run.out, progress | reached, **parts)
                 progress.update(reached)  # only now: Ctrl-C names what is saved
 
     finish(task, training, run, model, autocast, progress)
@@ -410,8 +412,8 @@ def finish(task, training, run, model, autocast, progress):
 
 
 # What you may want to add to this loop:
-# - A number in the log is one more entry of `line`: a Python number, not a tensor. (Under torchrun
-#   the log is the first process's; only the loss is summed over all.)
+# - To log another number, add it to `line`, as a Python number, not a tensor. (Under torchrun the
+#   log is the first process's; only the loss is summed over all.)
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
 #   checkpoint is loaded, and is passed to `train` with the model. Update it right after
 #   `train_step`,
@@ -420,8 +422,8 @@ def finish(task, training, run, model, autocast, progress):
 #           for mean, weight in zip(average.parameters(), model.parameters()):
 #               mean.lerp_(weight, 0.001)
 #
-#   and pass it to `evaluate` and `finish` in the model's place. The checkpoint must keep it,
-#   too. To sample from it, save it as "model", and the model under another name.
+#   and pass it to `evaluate` and `finish` in the model's place. Give it to `save_checkpoint` and
+#   `load_checkpoint`, too: as model=average, if you want to sample from it, with raw=model.
 # - Noise on gradients must be the same in all processes. Because their seeds differ, draw it with
 #   its own generator, seeded from the seed and the step.
 
@@ -437,7 +439,7 @@ def main(argv=None):
         join_processes(run)
         model = make_model(config, training, run)
         check_model(model, mixed_precision(training, run))
-        tune_machine()
+        tune_machine()  # after the check, which needs exact products
         optimizer = make_optimizer(model, training)
         scaler = make_scaler(training, run)
         compiled = decide_compile(config, training, run)
@@ -611,19 +613,19 @@ def write_log(out, lines, mode):
             file.write(text)
 
 
-# A run that is killed at any moment continues with --resume from its last checkpoint. On a CPU,
-# with the same options and number of threads, it ends with the same bits, for three reasons. A
-# checkpoint holds all that a step changes: weights, optimizer, scaler, and the log so far. It is
-# written to another file first, which then takes the old one's place in one move, so ckpt.pt is
-# whole at any time. And no random state has to be saved, because a batch follows from the seed and
-# the step alone, and so does PyTorch's seed.
+# A run that is killed at any moment continues with --resume from its last checkpoint. ckpt.pt is
+# always whole, because a new one is written to another file, which then takes its place in one
+# move. On a CPU, with the same options and number of threads, a resumed run ends with the same
+# bits: a checkpoint holds all that a step changes (weights, optimizer, scaler, and the log so far),
+# and no random state has to be saved, because a batch follows from the seed and the step alone, and
+# so does PyTorch's seed.
 
 
-def save_checkpoint(out, model, optimizer, scaler, progress):
+def save_checkpoint(out, progress, **parts):
+    """Save the `progress` of `train`, and the state of each part, such as model=model."""
     if RANK > 0:
         return
     fresh = Path(out, "ckpt.pt.new")
-    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     torch.save({name: part.state_dict() for name, part in parts.items()} | progress, fresh)
     # Fail now if `load_checkpoint` could not read what your optimizer keeps, such as NumPy's
     # numbers.
@@ -753,9 +755,8 @@ def make_fast_model(model, run, compiled):
     """
     if compiled:
         # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
-        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so a
-        # second forward pass in a step would overwrite the first one's results. (Under DDP they
-        # are untested.)
+        # starts all kernels of a forward or backward pass at once. Graphs reuse their memory, so
+        # they allow one forward pass a step. (Under DDP they are untested.)
         graphs = run.device == "cuda" and WORLD == 1 and run.grad_accum == 1
         model = torch.compile(model, mode="reduce-overhead" if graphs else "default")
     if WORLD > 1:
@@ -778,7 +779,7 @@ def sum_over_processes(loss):
 
 
 def tune_machine():
-    """Settings that make a step faster, the last two of them a small model's on a CPU."""
+    """Settings that make a step faster. The last two help small models on a CPU."""
     torch.set_float32_matmul_precision("high")  # on a GPU, TF32: coarser, but faster
     torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0: CPUs are slow with them
     # By default, glibc gives freed memory back to Linux after each step, and the next step has to
@@ -951,13 +952,22 @@ def help_texts(owner):
     return found
 
 
+def type_of(option):
+    """What an option takes: bool, tuple, int, float or str."""
+    alternatives = typing.get_args(option.annotation)
+    if alternatives:  # int | None
+        return alternatives[0]
+    if option.annotation is not option.empty:
+        return option.annotation
+    # A task's argument has the type of its default; None takes an int.
+    return int if option.default is None else type(option.default)
+
+
 def add_flag(group, owner, name, default=None):
     """Add the flag of one option. If it is not typed, its value is None, not the default, which is
     only shown."""
     option, text = options(owner)[name], help_texts(owner).get(name, "")
-    kind, *_ = typing.get_args(option.annotation) or [option.annotation]  # int | None: int
-    if kind is option.empty:  # a task's argument has the type of its default; None takes an int
-        kind = int if option.default is None else type(option.default)
+    kind = type_of(option)
     if default not in (None, ""):  # nothing worth showing
         text += f" ({default})"
     keywords = {"help": text.replace("%", "%%")}
@@ -980,8 +990,8 @@ def read_flags(parser, argv, owners, defaults):
     for title, owner in owners.items():
         group = parser.add_argument_group(title)
         for name, option in options(owner).items():
-            follows = option.default is option.empty  # Config's sizes follow from the task
-            if name not in READ_FIRST and not follows:
+            set_by_task = option.default is option.empty  # Config's sizes
+            if name not in READ_FIRST and not set_by_task:
                 add_flag(group, owner, name, defaults[name])
     parser.add_argument("-h", "--help", action="help", help="show this help")
     typed = vars(parser.parse_args(argv))
