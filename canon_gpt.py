@@ -1156,8 +1156,10 @@ class GLA(LinearMixer):
         if self.conv is not None:
             qkv = self.conv(qkv, state)
         q, k, v = (heads(u, self.n_head) for u in qkv.split([D // 2, D // 2, D], -1))
-        # The decay is sigmoid(..)^(1/16): near 1, so that memories are long.
-        log_decay = heads(F.logsigmoid(at_least_float32(self.decay(x))) / 16, self.n_head)
+        # The decay is sigmoid(..)^(1/16): near 1, so that memories are long. (F.logsigmoid is the
+        # same, but -inf below -17 in ONNX; findings/onnx_logarithms.sh.)
+        log_decay = -F.softplus(-at_least_float32(self.decay(x))) / 16
+        log_decay = heads(log_decay, self.n_head)
         q = q * q.shape[-1] ** -0.5  # as in attention (self.norm cancels it, but for its eps)
         o = self.recur(q, k, v, log_decay, state=state)  # (B, T, H, V)
         gate = heads(self.gate(x), self.n_head)
