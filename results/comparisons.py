@@ -215,7 +215,7 @@ COMPARISONS = {
         program="examples/sets.py",
     ),
     "relatives_nano": Comparison(  # 15 seconds a run
-        title="One layer copies 32 numbers with any short convolution",
+        title="Any short convolution copies; on Depo1, Canon, gated Canon and Inkling lead",
         tasks=("copy", "depo1"),
         models=RELATIVES,
         scores={"sequences": "Copy", "depo1": "Depo1"},

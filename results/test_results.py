@@ -319,6 +319,20 @@ def test_canon_that_is_added_later():
     assert min(without) < max(later) and max(from_the_start) < min(later) - 0.05
 
 
+def test_relatives():
+    """Which are as good as Canon."""
+    groups = reproduce.groups_of("relatives_nano", RUNS)
+    others = [label for label in groups if label not in ("nothing", "Canon")]
+    convolutions = others[: others.index("token shift")]
+    on_depo1 = ["gated Canon", "Inkling's places"]
+    for score, as_good in (("sequences", convolutions), ("depo1", on_depo1)):
+        lowest = {label: min(plot.last_scores(groups[label], score)) for label in others}
+        allowed = mean(plot.last_scores(groups["Canon"], score)) - 0.05
+        assert [label for label in others if lowest[label] >= allowed] == as_good
+    rest = [label for label in others if label not in on_depo1]
+    assert max(max(plot.last_scores(groups[label], "depo1")) for label in rest) < 0.675
+
+
 def test_relatives_in_2000_steps():
     """None of these three is only slower than Canon."""
     for name, said in (
