@@ -2,13 +2,13 @@
 # Keras 3.15.1: with gradient accumulation, an optimizer's EMA of the weights moves with each
 # micro-batch.
 #
-# With gradient_accumulation_steps=N an optimizer changes the weights once in N batches. use_ema=True
-# keeps an exponential moving average of them, which fit() puts in their place at its end. The code
-# averages after each batch, also if the weights have not changed. So in each update the average
-# moves towards them N times, and forgets by ema_momentum to the N-th power: for N = 8, the default
-# of 0.99 becomes 0.92. With ema_overwrite_frequency=K the weights should become their average after
-# each K-th update. They become it after each of the N batches of this update, so for the first time
-# before the update itself. There is no warning.
+# With gradient_accumulation_steps=N an optimizer changes the weights once in N batches. An EMA of
+# them (use_ema=True) takes their place at the end of fit(). The code averages after each batch,
+# also if the weights have not changed. So in each update the average moves towards them N times,
+# and forgets by ema_momentum to the N-th power: for N = 8, the default of 0.99 becomes 0.92. With
+# ema_overwrite_frequency=K the weights should become their average after each K-th update. They
+# become it after each of the N batches of this update, so for the first time before the update
+# itself. There is no warning.
 #
 # One would expect what one batch of N times the size gives. The documentation says that model and
 # optimizer variables are updated every N steps, and that the EMA's frequency counts updates.

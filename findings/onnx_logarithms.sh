@@ -15,7 +15,7 @@
 #
 # Recurrences compute with logarithms of their gates, so they meet this. A gated linear attention
 # takes its log decay as logsigmoid(x) / 16, so x = -20 keeps 29% of the memory, but 0% in ONNX
-# Runtime, whose Sigmoid is 0 from about -18 on (pytorch/pytorch#147508). Where a model subtracts two
+# Runtime, whose Sigmoid is 0 below about -17 (pytorch/pytorch#147508). Where a model subtracts two
 # such sums of logarithms, -inf becomes NaN.
 #
 # Below are single values, and then what the memory holds after a token with this gate.
