@@ -721,7 +721,7 @@ def check_batch(task, training, run):
 
 # ---- 8. Faster: compiling, several processes, the machine's settings -------
 
-# On one CPU core, compiling a Transformer takes 19 to 38 seconds, and saves 2e-8 to 8e-8 seconds
+# On one CPU core, compiling a Transformer takes 16 to 31 seconds, and saves 2e-8 to 5e-8 seconds
 # per token, layer and channel (benchmarks/step.py). So it pays if a run has 7e8 tokens x layers x
 # channels or more.
 WORTH_COMPILING = 7e8
