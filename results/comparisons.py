@@ -62,8 +62,6 @@ for name, mixer in (("Mamba2", "mamba2"), ("GDN", "gdn")):
     }
 
 LIFTED = (
-    "RoPE",
-    "RoPE + Canon",
     "GLA, no convolution",
     "GLA + Canon-AbCD",
     "Mamba2, no convolution",
@@ -245,7 +243,7 @@ COMPARISONS = {
     "brevo2_nano": Comparison(  # 9 to 19 minutes a run
         title="Brevo2: Canon lifts GLA and Mamba2 on every seed",
         tasks=("brevo2",),
-        models={label: (PAIRS | LINEAR)[label] for label in LIFTED},
+        models={label: LINEAR[label] for label in LIFTED},
         scores={"brevo2": "right answers"},
     ),
     "depo1_nano": Comparison(  # 5 minutes a run
