@@ -26,23 +26,30 @@ from sample import load_model
 from tasks import Depo1, make_parser, shuffles
 
 TITLE = "Depo1: models wait until they count words; with commas none waits"
-HEADER = ["run", "names", "right", "expected", "lure", "expected", "other", "words known"]
+HEADER = ["run", "names", "right", "lure", "expected", "other", "words known"]
 SIZES = (20, 10, 7, 5)  # names
 CYCLES = 200  # of each size
-KNOWN = 5  # words whose parity such a model knows, in the figure's thin lines
+KNOWN = 4  # words whose parity such a model knows, in the figure's thin lines
 
 
 def expected_lures(known, names):
     """The share of lures in the answers of a model that can tell sources from targets only for
-    `known` of the words of `names` edges, and else guesses: it takes half of the lures if it knows
-    neither place of q."""
+    `known` of the words of `names` edges, and else guesses: if it knows neither place of q, it
+    takes the lure half of the time, if there is one."""
     unknown = max(0, 1 - known / (2 * names))
-    return unknown**2 / 2
+    return have_lure(names) * unknown**2 / 2
+
+
+def have_lure(names):
+    """The share of questions that have a lure. There is none if the edge to q is the last one, or
+    if the next one begins with q, or with the answer; for each of these the chance is 1 / names."""
+    return 1 - 3 / names
 
 
 def known_words(lures, names):
     """The reverse of `expected_lures`."""
-    return 2 * names * (1 - (2 * min(lures, 0.5)) ** 0.5)
+    unknown = (2 * lures / have_lure(names)) ** 0.5
+    return max(0, 2 * names * (1 - unknown))
 
 
 @torch.no_grad()
@@ -136,21 +143,18 @@ def draw_places(axis, found):
 
 def rows_of(folder):
     """(what `ask` found among 10 names, the table's rows) of a run. The known words follow from the
-    wrong answers, or from the lures, among the most names, and the expected shares from them."""
+    lures among the most names, and the expected lures from them."""
     task, model = load_model(folder)
     require(isinstance(task, Depo1), "task", task.name, "allowed: depo1")
     require(task.N >= SIZES[0], "N", task.N, f"at least {SIZES[0]}")
     found = {names: ask(task, model, names) for names in SIZES}
-    among_most = shares(found[SIZES[0]])
-    by_wrong = known_words(1 - among_most["right"], SIZES[0])
-    by_lures = known_words(among_most["lure"], SIZES[0])
-    known = f"{by_wrong:.1f} or {by_lures:.1f}"
+    known = known_words(shares(found[SIZES[0]])["lure"], SIZES[0])
     rows = []
     for names in SIZES:
         each = shares(found[names])
-        expected = 1 - expected_lures(by_wrong, names), expected_lures(by_lures, names)
-        cells = each["right"], expected[0], each["lure"], expected[1], each["other"]
-        rows.append([Path(folder).name, str(names), *map("{:.0%}".format, cells), known])
+        cells = each["right"], each["lure"], expected_lures(known, names), each["other"]
+        percent = map("{:.0%}".format, cells)
+        rows.append([Path(folder).name, str(names), *percent, f"{known:.1f}"])
     return found[10], rows
 
 

@@ -198,6 +198,8 @@ def test_lure():
     for kind, place in lure.ask(task, model, names=6):
         if place is not None:
             assert kind == ("lure" if place % 2 else "right")
+    lures = [place is not None for _, place in lure.ask(task, model, names=6)]
+    assert mean(lures) == pytest.approx(lure.have_lure(6), abs=0.03)
     for known in (0, 3, 5):
         assert lure.known_words(lure.expected_lures(known, 20), 20) == pytest.approx(known)
 
@@ -205,14 +207,19 @@ def test_lure():
 def test_models_that_wait_take_the_lure():
     output = (HERE / "lure" / "lure.txt").read_text()
     rows = re.findall(r"^\| (\w+_\d) \| (.*)% \| ", output, re.MULTILINE)
-    among_ten = []
-    for _, cells in rows:
-        names, right, expected_right, lures, expected_lures, _ = map(int, re.findall(r"\d+", cells))
-        assert abs(lures - expected_lures) <= 2
+    wrong_among_20 = {}
+    among_ten, off = [], []
+    for run, cells in rows:
+        names, right, lures, expected_lures, _ = map(int, re.findall(r"\d+", cells))
+        assert abs(lures - expected_lures) <= 3
+        if names == 20:
+            wrong_among_20[run] = 1 - right / 100
         if names == 10:
             among_ten.append((right, round(100 * lures / (100 - right))))
-        if names == 5:
-            assert abs(right - expected_right) > 5  # so one m does not explain all mistakes
+        if names == 5:  # by the formula of the rule, which is about all mistakes
+            m = 40 * (1 - (2 * wrong_among_20[run]) ** 0.5)
+            off.append(abs(right / 100 - (1 - (1 - m / 10) ** 2 / 2)))
+    assert sum(each > 0.05 for each in off) >= 5  # so one m does not explain them
     (low, high), (least, most) = [(min(each), max(each)) for each in zip(*among_ten)]
     assert len(among_ten) == 6 and len(rows) == 24
     page = " ".join(PAGE.split())
@@ -346,13 +353,20 @@ def test_relatives_in_2000_steps():
 
 
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
-TABLES += ["sets_nano", "brevo2_nano", "relatives_nano"]
+TABLES += ["sets_nano", "relatives_nano"]
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(name):
     groups = reproduce.groups_of(name, RUNS)
     assert plot.table(groups, COMPARISONS[name].scores) in PAGE
+
+
+def test_brevo2():
+    groups = reproduce.groups_of("brevo2_nano", RUNS)
+    page = " ".join(PAGE.split())
+    for runs in groups.values():
+        assert plot.cell(runs, "brevo2") in page
 
 
 def test_table_of_keys():
