@@ -411,7 +411,7 @@ def finish(task, training, run, model, autocast, progress):
             print("\n" + wrapped(task.show(model, training.seed)))
 
 
-# What you may want to add to this loop:
+# What you may want to add to the loop in `train`:
 # - To log another number, add it to `line`, as a Python number, not a tensor. (Under torchrun the
 #   log is the first process's; only the loss is summed over all.)
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
@@ -420,12 +420,13 @@ def finish(task, training, run, model, autocast, progress):
 #
 #       with torch.no_grad():
 #           for mean, weight in zip(average.parameters(), model.parameters()):
-#               mean.lerp_(weight, 0.001)
+#               mean.lerp_(weight, 0.01)  # it spans some hundred steps
 #
-#   and pass it to `evaluate` and `finish` in the model's place. Give it to `save_checkpoint` and
-#   `load_checkpoint`, too: as model=average, if you want to sample from it, with raw=model.
-# - Noise on gradients must be the same in all processes. Because their seeds differ, draw it with
-#   its own generator, seeded from the seed and the step.
+#   and pass it to `evaluate` and `finish` in the model's place. Save it as model=average, which is
+#   what sample.py reads, and the trained weights as raw=model; load both likewise.
+# - Noise on gradients is added in `train_step`, before they are clipped. It must be the same in all
+#   processes. Because their seeds differ, draw it with its own generator, seeded from the seed and
+#   the step.
 
 
 # ---- 5. From the command line to the loop ----------------------------------
