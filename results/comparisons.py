@@ -221,7 +221,7 @@ COMPARISONS = {
         sizes={"copy": "--N 32 --steps 500", "depo1": "--steps 3000"},
     ),
     "mqar_nano": Comparison(  # one to three minutes a run
-        title="MQAR: Canon does what a recurrence's own convolution does",
+        title="MQAR: attention + Canon recalls all; recurrences need a convolution",
         tasks=("mqar",),
         models=MQAR,
         scores={"tokens": "right answers"},

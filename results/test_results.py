@@ -138,6 +138,9 @@ def test_R10_and_R11():
     for mixer in (GLA, GDN):
         assert worst("depo0", f"{earlier} {mixer} --canon acd", "k=1") > 0.99
         assert best("depo0", f"{earlier} {mixer} --canon acd", "k=4") < with_nope
+    last = mqar_scores()
+    for mixer in ("GLA", "Mamba2", "GDN"):
+        assert max(last[f"{mixer} + Canon"]) < min(last["attention + Canon"])
 
 
 def test_R12():
@@ -360,6 +363,25 @@ TABLES += ["sets_nano", "relatives_nano"]
 def test_tables(name):
     groups = reproduce.groups_of(name, RUNS)
     assert plot.table(groups, COMPARISONS[name].scores) in PAGE
+
+
+def mqar_scores():
+    """{model: each seed's share of right answers}"""
+    groups = reproduce.groups_of("mqar_nano", RUNS)
+    return {label: plot.last_scores(runs, "tokens") for label, runs in groups.items()}
+
+
+def test_mqar():
+    last = mqar_scores()
+    for mixer in ("GLA", "Mamba2", "GDN"):
+        own = last[f"{mixer}, own convolution"]
+        assert max(last[f"{mixer}, no convolution"]) < min(own)
+        as_good = min(last[f"{mixer} + Canon"]) >= mean(own) - 0.05
+        assert as_good == (mixer == "GDN")
+    assert min(last["attention + Canon"]) >= 0.99
+    groups, page = reproduce.groups_of("mqar_nano", RUNS), " ".join(PAGE.split())
+    for label in ("GLA, own convolution", "GLA + Canon", "Mamba2, own convolution", "Mamba2 + Canon"):
+        assert plot.cell(groups[label], "tokens") in page
 
 
 def test_brevo2():
