@@ -213,7 +213,7 @@ COMPARISONS = {
         program="examples/sets.py",
     ),
     "relatives_nano": Comparison(  # 15 seconds a run
-        title="Convolutions of 3 or 4 taps copy; on Depo1, Canon, gated and Inkling's lead",
+        title="Longer convolutions copy; on Depo1, Canon and two relatives lead",
         tasks=("copy", "depo1"),
         models=RELATIVES,
         scores={"sequences": "Copy", "depo1": "Depo1"},
