@@ -1454,7 +1454,7 @@ def wrapped(text):
     return textwrap.fill(text, 96, break_on_hyphens=False, break_long_words=False)
 
 
-def make_parser(file, doc):
+def make_parser(file, doc, add_help=True):
     """A parser of the arguments of one of our programs. --help shows its docstring, and an error is
     one line."""
     return argparse.ArgumentParser(
@@ -1463,6 +1463,7 @@ def make_parser(file, doc):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=argparse.SUPPRESS,
         allow_abbrev=False,
+        add_help=add_help,
     )
 
 

@@ -53,7 +53,7 @@ from tqdm import tqdm
 
 from canon_gpt import CanonGPT, Config, Refused, State, require, summed_loss
 from kernels import gpu_has_bfloat16, relative_error
-from tasks import ALIASES, TASKS, device_of, make_task, score_text, wrapped
+from tasks import ALIASES, TASKS, device_of, make_parser, make_task, score_text, wrapped
 
 RANK, WORLD = 0, 1  # the number of this process, from 0, and how many there are
 if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and sets both
@@ -868,7 +868,7 @@ PRESETS = {
 # fmt: on
 
 
-# ---- 10. The command line ---------------------------------------------------
+# ---- 10. The command line --------------------------------------------------
 
 # Which other flags exist, and their defaults, depend on these and on --task.
 READ_FIRST = {"preset": Training, "device": Run, "resume": Run}
@@ -919,16 +919,10 @@ def make_fitted_task(task_name, values, typed):
 
 
 def make_first_parser():
-    """argparse's parser, so far with --task and READ_FIRST."""
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description=__doc__,
-        formatter_class=functools.partial(
-            argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
-        ),
-        usage=argparse.SUPPRESS,  # so that an error is one line
-        allow_abbrev=False,
-        add_help=False,  # until all flags are there
+    """The parser, so far with --task and READ_FIRST. It has no --help until all flags are there."""
+    parser = make_parser(__file__, __doc__, add_help=False)
+    parser.formatter_class = functools.partial(
+        argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
     )
     parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
     for name, owner in READ_FIRST.items():
