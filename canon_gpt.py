@@ -31,9 +31,9 @@ from kernels import can_fuse_gate, causal_conv, causal_conv_gated_triton, is_exp
 
 # ---- 1. The Canon layer ----------------------------------------------------
 #
-# Attention can look anywhere, but it needs a whole layer just to tell each token what comes before
-# it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer 1
-# tells each token its left neighbour, so that layer 2 can search for the token that follows an
+# Attention can look anywhere, but it needs a whole layer just to tell each token which one comes
+# before it. Suppose a text says "Ada Lovelace", and later "Ada" again. To predict "Lovelace", layer
+# 1 tells each token its left neighbour, so that layer 2 can search for the token that follows an
 # "Ada". This second layer is called an induction head (Olsson et al. 2022,
 # https://arxiv.org/abs/2209.11895). A Canon layer does the first step with four weights per
 # channel.
@@ -62,9 +62,9 @@ class Canon(nn.Module):
         # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), of
         # variance 1/12. If tokens are independent, the layer therefore begins by adding
         # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
-        # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. To keep
-        # this start, they are a bare nn.Parameter, because CanonGPT redraws Linear and Embedding
-        # layers only. (Weight decay in train.py makes the same difference.)
+        # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. They
+        # are a bare nn.Parameter, so that CanonGPT, which redraws only Linear and Embedding layers,
+        # leaves them as they are. (Weight decay in train.py makes the same difference.)
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual
@@ -94,7 +94,7 @@ CANONS = {"conv": Canon}
 
 
 def canon_at(point, width, config):
-    """The Canon layer at this point ("a" .. "d"), or NoCanon if there is to be none."""
+    """The Canon layer at this point ("a" .. "d"), or NoCanon where the config has none."""
     if point not in config.canon:
         return NoCanon()
     layer = CANONS[config.canon_type](width, config)
@@ -163,11 +163,11 @@ def exchange_tail(layer, x, n, state):
 
 # ---- 2. Positions ----------------------------------------------------------
 #
-# Without positions, an attention layer sees the earlier tokens as a set, not as a sequence. (Deeper
-# layers can infer some of the order, because each token there has seen a different set.) Rotary
-# positions (RoPE) turn each pair of channels of q and k by an angle that grows with the position,
-# so that positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi turn nothing: they add a bias
-# to these products, the attention scores.
+# Without positions, an attention layer sees which tokens came earlier, but not in which order.
+# (Deeper layers can infer some of it, because a later token has seen more than an earlier one.)
+# Rotary positions (RoPE) turn each pair of channels of q and k by an angle that grows with the
+# position, so that positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi turn nothing: they
+# add a bias to these products, the attention scores.
 
 
 class Positions(nn.Module):
@@ -237,7 +237,7 @@ class Rotary(Positions):
         rows = slice(start, start + x.shape[1])
         return rotate(x, self.cos[rows], self.sin[rows])
 
-    @torch.inference_mode(False)  # a model first moved in inference mode could not train
+    @torch.inference_mode(False)  # tables made in inference mode could not be used in training
     def make_tables(self, device):
         # As buffers they move with the model. (If `turn` computed them, compiled code would do so
         # again for every element of q and k.) Not persistent: checkpoints leave them out.
@@ -321,8 +321,8 @@ class Mixer(nn.Module):
     sends its projections through self.canon_b, which is canon_at("b", their width, config).
     """
 
-    # The mixer's parameters, in D^2: attention's q, k, v and out have one D^2 each. The MLP
-    # gets the rest of a block's 12 D^2. (Count yours: nothing checks this number.)
+    # How many parameters it has, in units of D^2: attention's q, k, v and out have one each. The
+    # MLP gets the rest of a block's 12. (Count yours, because nothing checks this number.)
     budget = 4
     streams = True  # False: it needs the whole text again for each new piece
 
@@ -493,7 +493,8 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Mixer and MLP, each after a norm and inside a residual. Canon-A and Canon-C follow the norms.
+    """Mixer and MLP. Each reads the normed x, and is added to x. Canon-A and Canon-C follow the
+    norms.
 
     There is no dropout, because the paper has none. To add some, apply it in `forward` to what is
     added to x.
@@ -586,9 +587,11 @@ class Config:
         return self.mixer.split(",")
 
     def check_width(self, multiple):
-        """For layers that cut the width into equal parts."""
+        """Refuse a width that a layer cannot cut into `multiple` equal parts."""
         is_multiple = self.d_model % multiple == 0
-        require(is_multiple, "d_model", self.d_model, f"must be a multiple of {multiple} here")
+        settings = f"n_head {self.n_head}, mixer {self.mixer}, pos {self.pos}"
+        allowed = f"must be a multiple of {multiple} with {settings}"
+        require(is_multiple, "d_model", self.d_model, allowed)
 
 
 class Refused(ValueError):

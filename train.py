@@ -23,6 +23,7 @@ import ctypes
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -40,8 +41,8 @@ try:
 except ImportError:  # Windows has none
     fcntl = None
 
-# PyTorch's threads keep their cores busy for a while before they sleep. When another program is
-# busy, too, that makes steps several times slower, so let them sleep sooner. It has to be set
+# Idle threads of PyTorch keep their cores busy for a while before they sleep. If another program
+# needs a core, that makes steps several times slower, so let them sleep sooner. It has to be set
 # before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -93,7 +94,7 @@ class Training:
             require(value >= 1, name, value, "allowed: 1 or more")
         for name in ("warmup", "weight_decay", "eps", "clip"):
             value = getattr(self, name)
-            require(value >= 0, name, value, "allowed: 0 or more")
+            require(0 <= value < math.inf, name, value, "allowed: 0 or more, and finite")
         require(0 < self.lr < math.inf, "lr", self.lr, "allowed: more than 0, and finite")
         in_range = all(0 <= beta < 1 for beta in self.betas)
         require(in_range, "betas", self.betas, "allowed: from 0 to below 1")
@@ -106,7 +107,7 @@ class Training:
 
 @dataclasses.dataclass
 class Run:
-    """How and where it runs. Results differ by rounding only, unless layers draw numbers."""
+    """How and where it runs. Results differ by rounding only (unless a layer draws numbers)."""
 
     device: str = "cpu"  # cuda, mps or cpu; by default the first that PyTorch sees
     out: str | None = None  # the run's folder; by default out/ and a name made of the settings
@@ -193,9 +194,9 @@ def weight_groups(model, training):
 
 
 def adamw(model, training):
-    # Fused: one kernel updates many weights. (Untested on MPS.) On a CPU it assumes that all are
-    # contiguous. If one is not, it can update the wrong elements (PyTorch 2.13.0;
-    # findings/fused_strides.sh).
+    # Fused: one kernel updates many weights. (Not on MPS, where it is untested.) On a CPU it
+    # assumes that all are contiguous. If one is not, it can update the wrong elements (PyTorch
+    # 2.13.0; findings/fused_strides.sh).
     contiguous = all(weight.is_contiguous() for weight in model.parameters())
     return torch.optim.AdamW(
         weight_groups(model, training),
@@ -315,7 +316,7 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
     began = time.perf_counter() - progress["seconds"]  # so that seconds add up over pauses
     batches = load_batches(task, training, run, steps_done)
     eval_every = run.eval_every or max(20, training.steps // 20)
-    first_eval = eval_every // 2  # early, to show soon that the model can be scored
+    first_eval = eval_every // 2  # early, so that a broken evaluation shows early
     bar_text = {}  # the last scores and loss
     no_bar = RANK > 0 or sys.stderr is None
     with tqdm(total=training.steps, initial=steps_done, mininterval=1, disable=no_bar) as bar:
@@ -458,7 +459,7 @@ def main(argv=None):
     except Refused as error:
         end(error)
     except KeyboardInterrupt:
-        end("stopped before it trained", status=130)
+        end("stopped before training began", status=130)
     try:
         fast_model = make_fast_model(model, run, compiled)
         train(task, training, run, model, fast_model, optimizer, scaler, progress)
@@ -496,7 +497,7 @@ def announce(model, training, run, compiled, steps_done):
     if steps_done > 0:
         print(f"  continues after step {steps_done:,}")
     if training.warmup > training.steps:
-        print(f"  the learning rate never peaks: warm-up takes {training.warmup:,} steps")
+        print(f"  the learning rate never peaks, because warm-up takes {training.warmup:,} steps")
     print(f"  {place}, {training.dtype}, {how}", flush=True)
 
 
@@ -554,7 +555,7 @@ def make_folder(out, about):
     """Make the run's folder. Opening config.json with "x" fails where there is one, so a second run
     in the same folder is refused."""
     path = Path(out, "config.json")
-    has_run = f"has a run: --resume {out}, or remove it"
+    has_run = f"holds a run already; continue it with --resume {out}, or remove it"
     try:
         require(not Path(out, "ckpt.pt").exists(), "out", out, has_run)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -671,8 +672,9 @@ def load_checkpoint(out, **parts):
 
 @torch.no_grad()
 def check_model(model, autocast):
-    """Refuse a model that looks ahead, because it would find every task easy; and one that gives
-    other logits when a text comes in pieces, because it would generate wrong answers.
+    """Refuse a model that looks ahead, or at other rows of its batch, because it would find tasks
+    too easy; and one that gives other logits when a text comes in pieces, because it would generate
+    wrong answers.
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
@@ -685,20 +687,33 @@ def check_model(model, autocast):
         weight += 0.02 * noise.to(weight)  # as large as initial weights
     length = min(config.block_size, 128)  # more than a chunk of the linear mixers
     cut = max(1, 2 * length // 3)
-    tokens = torch.arange(length, device=model.embed.weight.device)[None] % config.vocab_size
-    changed = tokens.clone()
-    changed[:, cut:] = 0
+    row = torch.arange(length, device=model.embed.weight.device) % config.vocab_size
+    tokens = row.repeat(2, 1)  # two rows
     layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
 
     with autocast:
         logits, _ = model(tokens)
         again, _ = model(tokens)
-        other_future, _ = model(changed)
     # `not .. <=` refuses NaN, too. Usually both outputs have the same bits.
     if not relative_error(again, logits) <= 1e-6:
         raise Refused(f"{layers}: a layer is random in eval mode, like dropout left on (or NaN)")
-    if not relative_error(other_future[:, :cut], logits[:, :cut]) <= 1e-6:
-        raise Refused(f"{layers}: a layer looks ahead")
+
+    # Change the other row and all later tokens. Also in training, because BatchNorm, for example,
+    # looks ahead only there. No layer that mixes chunks of tokens has a boundary at both places.
+    for training, seen in itertools.product((False, True), (cut, cut + 1)):
+        model.train(training)
+        changed = (tokens + 1) % config.vocab_size
+        changed[0, :seen] = tokens[0, :seen]
+        outputs = []
+        for each in (tokens, changed):
+            torch.manual_seed(0)  # the same dropout
+            with autocast:
+                logits, _ = model(each)
+            outputs.append(logits[0, :seen])
+        if not relative_error(*outputs) <= 1e-6:
+            raise Refused(f"{layers}: a layer looks ahead, or at other rows of the batch")
+    model.eval()
+
     if model.streams:
         state = State()
         pieces = [model(piece, state=state)[0] for piece in tokens.split(cut, dim=1)]
@@ -717,7 +732,7 @@ def check_batch(task, training, run):
     largest = max(inputs.max(), targets.max())
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
     require(largest < task.vocab_size, "token", int(largest), allowed)
-    require((targets >= 0).any(), "targets", 0, f"{task.name} must ask for something")
+    require((targets >= 0).any(), "targets", 0, f"{task.name} asks for nothing in its first batch")
 
 
 # ---- 8. Faster: compiling, several processes, the machine's settings -------
@@ -751,8 +766,8 @@ def make_fast_model(model, run, compiled):
     """The model for training steps, with the same weights: compiled, if `compiled`. Under torchrun,
     PyTorch's DistributedDataParallel (DDP) averages the gradients of all processes.
 
-    Evaluation uses `model` itself, because its batches have many shapes, and the compiler would
-    start again for each.
+    Evaluation uses `model` itself, because its batches have many shapes, and each would be compiled
+    separately.
     """
     if compiled:
         # Our models are so small that a GPU waits for the CPU to start its kernels. A CUDA graph
@@ -919,7 +934,7 @@ def make_fitted_task(task_name, values, typed):
 
 
 def make_first_parser():
-    """The parser, so far with --task and READ_FIRST. It has no --help until all flags are there."""
+    """The parser with --task and READ_FIRST only. `read_flags` adds the other flags, and --help."""
     parser = make_parser(__file__, __doc__, add_help=False)
     parser.formatter_class = functools.partial(
         argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
@@ -989,7 +1004,9 @@ def read_flags(parser, argv, owners, defaults):
             if name not in READ_FIRST and not set_by_task:
                 add_flag(group, owner, name, defaults[name])
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    typed = vars(parser.parse_args(argv))
+    typed, unknown = parser.parse_known_args(argv)
+    require(not unknown, "unknown", " ".join(unknown), f"not a flag of {', '.join(owners)}")
+    typed = vars(typed)
     return {name: value for name, value in typed.items() if value is not None and name != "task"}
 
 
@@ -1028,7 +1045,8 @@ def settings_of_run(parser, chosen, argv):
     about = read_config(folder)
     if "text" in about["task"]:
         parser.add_argument("--text", metavar="STR", help="where the text is now")
-    typed = read_flags(parser, argv, {"a resumed run": Run}, vars(Run()) | about["execution"])
+    owners = {"a resumed run, which keeps its settings": Run}
+    typed = read_flags(parser, argv, owners, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
     if "text" in typed:
         about["task"]["text"] = typed.pop("text")
