@@ -1012,12 +1012,10 @@ def read_flags(parser, argv, owners, defaults):
 
 def check_arguments(task_name, owners):
     """Refuse a task of your own whose argument has the name of another option."""
+    taken = {"task", "help"}.union(*map(options, owners.values())) - {"block_size"}
     for name in options(TASKS[task_name]):
         argument = f"an argument of {task_name}"
-        require(name not in ("task", "help"), argument, name, "train.py has this flag already")
-        for title, owner in owners.items():
-            is_free = name not in options(owner) or name == "block_size"
-            require(is_free, argument, name, f"{title} has this name already")
+        require(name not in taken, argument, name, "another option has this name")
 
 
 def default_values(owners, device):
