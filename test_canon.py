@@ -2081,6 +2081,17 @@ class MixesRows(Canon):
         return x + x.roll(1, dims=0)
 
 
+class ForgetsItsTail(Canon):
+    """If a piece is shorter than the tail."""
+
+    def forward(self, x, state=None):
+        tail = None
+        if state is not None:
+            tail = state[self] if self in state else x.new_zeros(len(x), 3, x.shape[2])
+            state[self] = F.pad(x, (0, 0, 3, 0))[:, -3:]
+        return kernels.causal_conv(x, self.weight, tail=tail)
+
+
 class DropsOutAlways(Canon):
     def forward(self, x, state=None):
         return F.dropout(super().forward(x, state), 0.1)
@@ -2093,6 +2104,7 @@ class DropsOutAlways(Canon):
     (MixesRows, "looks ahead, or at other rows"),
     (DropsOutAlways, "random in eval mode"),
     (ForgetsItsStream, "streams = False"),
+    (ForgetsItsTail, "streams = False"),
 ])  # fmt: skip
 def test_a_layer_with_a_fault_is_refused(layer, words, refused):
     with patch.dict(canon_gpt.CANONS, own=layer):
