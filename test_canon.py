@@ -2163,6 +2163,16 @@ def test_a_task_with_a_fault_is_refused(document, words, refused, monkeypatch):
     refused(tiny("--steps 20"), words)
 
 
+class DrawsByItself(tasks.Copy):
+    def documents(self, rng, count):
+        return super().documents(np.random.default_rng(), count)
+
+
+@patch.dict(tasks.TASKS, copy=DrawsByItself)
+def test_a_task_whose_batches_do_not_repeat_is_refused(refused):
+    refused(tiny("--steps 20"), "copy draws other batches each time")
+
+
 def test_a_closed_stderr_is_no_fault(here, monkeypatch):
     """As after `2>&-` in a shell."""
     monkeypatch.setattr(sys, "stderr", None)

@@ -726,11 +726,15 @@ def check_model(model, autocast):
 
 
 def check_batch(task, training, run):
-    """Refuse a batch that cannot be shared out, or that a model could not learn from."""
+    """Refuse a batch that cannot be shared out, that a model could not learn from, or that is
+    another one when it is drawn again, so that a resumed run would not repeat."""
     parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     inputs, targets = task.batch(training.seed, 0, training.batch_size)
+    again, _ = task.batch(training.seed, 0, training.batch_size)
+    if not np.array_equal(inputs, again):
+        raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
     largest = max(inputs.max(), targets.max())
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
     require(largest < task.vocab_size, "token", int(largest), allowed)
