@@ -414,7 +414,9 @@ def finish(task, training, run, model, autocast, progress):
 
 # What you may want to add to the loop in `train`:
 # - To log another number, add it to `line`, as a Python number, not a tensor. (Under torchrun the
-#   log is the first process's; only the loss is summed over all.)
+#   log is the first process's; only the loss is summed over all.) If the model returns the number,
+#   detach it there, because compiled code also differentiates what the loss doesn't use, with zeros,
+#   which can make NaN (PyTorch 2.13 and 2.15; findings/compile_unused.sh).
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
 #   checkpoint is loaded, and is passed to `train` with the model. Update it right after
 #   `train_step`,
