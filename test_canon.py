@@ -2153,6 +2153,11 @@ def test_a_checkpoint_that_nobody_could_read_is_not_saved(here):
     assert not Path("run/ckpt.pt").exists()
 
 
+@patch.dict(train.OPTIMIZERS, own=lambda model, _: torch.optim.SGD(model.blocks.parameters()))
+def test_an_optimizer_that_leaves_weights_out_is_refused(refused):
+    refused(tiny("--steps 20 --optimizer own"), "'own': leaves out embed.weight, norm.weight, head")
+
+
 @parametrize("document, words", [
     (Document([1, 2, 3]), "targets = 0: copy asks for nothing"),
     (Document([1, 99], [(1, 2)]), "token = 99: copy has a vocabulary of 11"),

@@ -212,8 +212,16 @@ OPTIMIZERS = {"adamw": adamw}
 
 
 def make_optimizer(model, training):
-    """The optimizer. Each group's initial "lr" is its peak; the loop sets "lr" before each step."""
+    """The optimizer. Each group's initial "lr" is its peak; the loop sets "lr" before each step.
+
+    One that leaves weights out is refused: nothing would zero their gradients, which would grow,
+    and be clipped together with the others.
+    """
     optimizer = OPTIMIZERS[training.optimizer](model, training)
+    held = set().union(*(group["params"] for group in optimizer.param_groups))
+    left = [name for name, p in model.named_parameters() if p.requires_grad and p not in held]
+    allowed = f"leaves out {', '.join(left[:3])}; requires_grad = False freezes weights"
+    require(not left, "optimizer", training.optimizer, allowed)
     for group in optimizer.param_groups:
         group["peak"] = float(group["lr"])
     return optimizer
