@@ -64,7 +64,7 @@ class Canon(nn.Module):
         # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
         # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. They
         # are a bare nn.Parameter, so that CanonGPT, which redraws only Linear and Embedding layers,
-        # leaves them as they are. (Weight decay in train.py makes the same difference.)
+        # leaves them as they are. (train.py's weight decay leaves them out, too.)
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual

@@ -1750,7 +1750,7 @@ def test_every_option_has_a_line_of_help(name, capsys):
 
 
 BAD_FLAGS = [  # the flags, and what the line names
-    ("--task sort", "task = 'sort': allowed: copy, "),
+    ("--task sort --N 4", "task = 'sort': allowed: copy, "),
     ("--task copy --preset huge", "preset = 'huge'"),
     ("--task copy --N 1", "N = 1: at least 2"),
     ("--task capo --batch-size 0", "batch_size = 0"),  # its steps follow from the batch
@@ -2169,8 +2169,11 @@ def test_a_task_with_a_fault_is_refused(document, words, refused, monkeypatch):
 
 
 class DrawsByItself(tasks.Copy):
-    def documents(self, rng, count):
-        return super().documents(np.random.default_rng(), count)
+    """What it asks for, not what is read."""
+
+    def batch(self, seed, step, batch_size):
+        inputs, targets = super().batch(seed, step, batch_size)
+        return inputs, np.where(np.random.rand(*targets.shape) < 0.5, targets, -1)
 
 
 @patch.dict(tasks.TASKS, copy=DrawsByItself)

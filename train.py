@@ -422,20 +422,21 @@ def finish(task, training, run, model, autocast, progress):
 
 # What you may want to add to the loop in `train`:
 # - To log another number, add it to `line`, as a Python number, not a tensor. (Under torchrun the
-#   log is the first process's; only the loss is summed over all.) If the model returns the number,
-#   detach it there, because compiled code also differentiates what the loss doesn't use, with zeros,
-#   which can make NaN (PyTorch 2.13 and 2.15; findings/compile_unused.sh).
+#   log is the first process's; only the loss is summed over all.) A number of the model's can take
+#   the place of the loss that `forward` returns, which `train_step` doesn't use. Detach it there:
+#   compiled code differentiates unused outputs, too, which can make NaN (PyTorch 2.13 and 2.15;
+#   findings/compile_unused.sh).
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
 #   checkpoint is loaded, and is passed to `train` with the model. Update it right after
 #   `train_step`,
 #
 #       with torch.no_grad():
-#           for mean, weight in zip(average.parameters(), model.parameters()):
-#               mean.lerp_(weight, 0.01)  # it spans some hundred steps
+#           for averaged, weight in zip(average.parameters(), model.parameters()):
+#               averaged.lerp_(weight, 0.01)  # mostly of the last hundred steps
 #
 #   and pass it to `evaluate` and `finish` in the model's place. Save it as model=average, which is
 #   what sample.py reads, and the trained weights as raw=model; load both likewise.
-# - Noise on gradients is added in `train_step`, before they are clipped. It must be the same in all
+# - Noise on gradients is added in `train_step`, after `unscale_` and before clipping. It must be the same in all
 #   processes. Because their seeds differ, draw it with its own generator, seeded from the seed and
 #   the step.
 
@@ -710,8 +711,8 @@ def check_model(model, autocast):
 
     # Change the other row and all later tokens. Also in training, because BatchNorm, for example,
     # looks ahead only there. No layer that mixes chunks of tokens has a boundary at both places.
-    for training, seen in itertools.product((False, True), (cut, cut + 1)):
-        model.train(training)
+    for is_training, seen in itertools.product((False, True), (cut, cut + 1)):
+        model.train(is_training)
         changed = (tokens + 1) % config.vocab_size
         changed[0, :seen] = tokens[0, :seen]
         outputs = []
@@ -736,14 +737,14 @@ def check_model(model, autocast):
 
 
 def check_batch(task, training, run):
-    """Refuse a batch that cannot be shared out, that a model could not learn from, or that is
+    """Refuse a batch that cannot be shared out, that has unknown tokens or no targets, or that is
     another one when it is drawn again, so that a resumed run would not repeat."""
     parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     inputs, targets = task.batch(training.seed, 0, training.batch_size)
-    again, _ = task.batch(training.seed, 0, training.batch_size)
-    if not np.array_equal(inputs, again):
+    again = task.batch(training.seed, 0, training.batch_size)
+    if not np.array_equal((inputs, targets), again):
         raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
     largest = max(inputs.max(), targets.max())
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
@@ -925,10 +926,10 @@ def settings_of(argv):
     # 2. Precedence: flag, then preset, then default.
     defaults = default_values(owners, device) | {"device": device, "preset": preset}
     defaults |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
+    if not {"-h", "--help"} & set(argv):  # --help answers without a task, too
+        require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
     typed = read_flags(parser, argv, owners, defaults)
     values = defaults | typed
-    # Only now, so that --help answers without a task, too.
-    require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
 
     # 3. The task comes first, because the model's sizes follow from it.
     task = make_fitted_task(task_name, values, typed)

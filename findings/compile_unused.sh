@@ -6,12 +6,12 @@
 # steps, or a number for the log. Without torch.compile, backward() goes only where the loss comes
 # from. The compiled backward pass goes through everything, with zeros for the gradients of outputs
 # that weren't used. So the second head's gradient is 0 and not None. AdamW then decays its weights,
-# and moves them by their momentum, although no loss has asked for them. And if the number for the
-# log has an infinite derivative, as the root of a mean square that is 0, then 0 times infinity is
-# NaN, and so are the gradients of all weights before it. The loss and the number are finite.
+# although no loss has asked for them. And if the number for the log has an infinite derivative, as
+# the root of a mean square that is 0, then 0 times infinity is NaN, and so are the gradients of all
+# weights before it. The loss and the number are finite.
 #
 # One would expect what the model does uncompiled. By the documentation of zero_grad, gradients are
-# guaranteed to be None for parameters that did not receive one, and optimizers skip these. Right is
+# guaranteed to be None for parameters that did not receive one, and optimizers skip these. The fix is
 # to detach what the loss doesn't use. (An open issue reports that the needless gradients cost time:
 # https://github.com/pytorch/pytorch/issues/131794.)
 #

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: if they read several tokens after a cache, Mamba, Falcon-Mamba and Jamba
-# begin their recurrence anew.
+# transformers 5.24.0: given a cache and several new tokens, Mamba, Falcon-Mamba and Jamba restart
+# their recurrence from zero.
 #
 # A long prompt can be read in chunks, with a cache in between. `generate` does this with
 # prefill_chunk_size, and it also goes on from a cache in a chat. In these models the convolution
@@ -10,7 +10,7 @@
 # One would expect the logits of reading everything at once. The documentation of Mamba says that
 # with a cache its blocks go on from the previous state, as if the earlier tokens were there
 # (https://huggingface.co/docs/transformers/model_doc/mamba). The same was reported about Mamba-2
-# (https://github.com/huggingface/transformers/issues/46032), and is mended there and in its
+# (https://github.com/huggingface/transformers/issues/46032), and is fixed there and in its
 # relatives. Token by token, or all at once, these models are right.
 #
 # Here small models with random weights read 24 tokens. The numbers tell how far the logits of the

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: in a loop of one's own, with a cache and an attention mask, Mamba,
-# Falcon-Mamba and Bamba give wrong logits.
+# transformers 5.24.0: in a generation loop written by hand, with a cache and an attention mask,
+# Mamba, Falcon-Mamba and Bamba give wrong logits.
 #
 # By the documentation of caches, in such a loop the attention mask must cover past and new tokens
 # (https://huggingface.co/docs/transformers/cache_explanation). One would expect the logits of

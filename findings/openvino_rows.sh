@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# OpenVINO 2026.4.1: in a model converted from PyTorch, a mask is counted up to 255 only, and
-# x[rows, -1 - padding] takes tokens from other rows.
+# OpenVINO 2026.4.1: in a model converted from PyTorch, the cumsum of a mask starts again after 255,
+# and x[rows, -1 - padding] takes tokens from other rows.
 #
 # mask.cumsum(1) - 1 gives the positions of tokens, and (tokens == end).cumsum(1) the number of the
 # document that a token is in. PyTorch counts in int64. The converted model counts in the mask's own
