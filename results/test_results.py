@@ -243,6 +243,30 @@ def test_counting_stops_depo1():
     assert len(shares) == 6 and said in " ".join(PAGE.split())
 
 
+WAITING = {  # what was tried against waiting, by names of runs
+    "RoPE + Canon": "rope_abcd_N=7_K=3",
+    "RoPE(1/4) + Canon": "rope4_abcd_N=7_K=3",
+    "NoPE + Canon": "nope_abcd_N=7_K=3",
+    "RoPE + Canon, a high rate for longer": "rope_abcd_N=7_K=3_schedule=late",
+    "RoPE + Canon, small cycles more often": "rope_abcd_N=7_K=3_small-n",
+}
+
+
+def test_remedies_for_waiting():
+    """None of the four shortens it on every seed, and none helps."""
+    scores_of, steps_of = {}, {}
+    for label, model in WAITING.items():
+        runs = [RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(3)]
+        scores_of[label] = plot.last_scores(runs, "depo1")
+        steps_of[label] = [step_of(run, "k=1") for run in runs]
+        steps = ", ".join("never" if step == math.inf else f"{step:,}" for step in steps_of[label])
+        assert f"| {label} | {plot.cell(runs, 'depo1')} | {steps} |" in PAGE
+    usual, *remedies = WAITING
+    for label in remedies:
+        assert min(scores_of[label]) < max(scores_of[usual])  # it does not help on each seed
+        assert max(steps_of[label]) >= min(steps_of[usual])  # nor shorten the waiting
+
+
 def test_other_positions():
     for pos in ("alibi", "halibi"):
         without = best("depo1", f"--pos {pos}", "k=2")
