@@ -11,9 +11,9 @@
 # weights before it. The loss and the number are finite.
 #
 # One would expect what the model does uncompiled. By the documentation of zero_grad, gradients are
-# guaranteed to be None for parameters that did not receive one, and optimizers skip these. The fix is
-# to detach what the loss doesn't use. (An open issue reports that the needless gradients cost time:
-# https://github.com/pytorch/pytorch/issues/131794.)
+# guaranteed to be None for parameters that did not receive one, and optimizers skip these. The fix
+# is to detach what the loss doesn't use. (An open issue reports that the needless gradients cost
+# time: https://github.com/pytorch/pytorch/issues/131794.)
 #
 # Here a small model is trained for ten steps. It has a residual layer that begins with zeros. Next
 # to the logits it returns those of a second head, or the RMS of what the layer adds. Below are the
