@@ -436,9 +436,9 @@ def finish(task, training, run, model, autocast, progress):
 #
 #   and pass it to `evaluate` and `finish` in the model's place. Save it as model=average, which is
 #   what sample.py reads, and the trained weights as raw=model; load both likewise.
-# - Noise on gradients is added in `train_step`, after `unscale_` and before clipping. It must be the
-#   same in all processes. Because their seeds differ, draw it with its own generator, seeded from
-#   the seed and the step.
+# - Noise on gradients is added in `train_step`, after `unscale_` and before clipping. It must be
+#   the same in all processes. Because their seeds differ, draw it with its own generator, seeded
+#   from the seed and the step.
 
 
 # ---- 5. From the command line to the loop ----------------------------------
