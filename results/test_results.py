@@ -3,6 +3,7 @@
 test_R1 to test_R12 and test_gpu have a line for each yes and no in the table of R1 to R12.
 """
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -267,6 +268,19 @@ def test_remedies_for_waiting():
         assert max(steps_of[label]) >= min(steps_of[usual])  # nor shorten the waiting
 
 
+def test_six_seeds_of_rope4():
+    """How many ways to halve the twelve scores give as large a difference in this direction."""
+    rope = scores_by_name(WAITING["RoPE + Canon"], seeds=6)
+    rope4 = scores_by_name(WAITING["RoPE(1/4) + Canon"], seeds=6)
+    halves = itertools.combinations(rope + rope4, 6)
+    as_large = sum(sum(half) >= sum(rope4) for half in halves)
+    verdict = "is the better recipe" if as_large <= 0.05 * 924 else "is not shown to be better"
+    page = " ".join(PAGE.split())
+    shares = f"{100 * mean(rope4):.0f} against {100 * mean(rope):.0f}% of the answers"
+    assert mean(rope4) > mean(rope) and f"{shares}, and {as_large} of 924" in page
+    assert f"rule that was written after three seeds, it {verdict}" in page
+
+
 def test_other_positions():
     for pos in ("alibi", "halibi"):
         without = best("depo1", f"--pos {pos}", "k=2")
@@ -276,9 +290,9 @@ def test_other_positions():
     assert worst("depo1", f"--pos alibi {CANON}") < as_good
 
 
-def scores_by_name(model, score="depo1"):
+def scores_by_name(model, score="depo1", seeds=3):
     """Scores on Depo1 of a model with parts that train.py does not have, by its runs' name."""
-    runs = [RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(3)]
+    runs = [RUNS[f"depo1_nano_{model}_s{seed}"] for seed in range(seeds)]
     return plot.last_scores(runs, score)
 
 
