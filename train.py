@@ -23,7 +23,6 @@ import ctypes
 import dataclasses
 import functools
 import inspect
-import itertools
 import json
 import math
 import os
@@ -711,18 +710,19 @@ def check_model(model, autocast):
 
     # Change the other row and all later tokens. Also in training, because BatchNorm, for example,
     # looks ahead only there. No layer that mixes chunks of tokens has a boundary at both places.
-    for is_training, seen in itertools.product((False, True), (cut, cut + 1)):
+    def logits_of(tokens):
+        torch.manual_seed(0)  # the same dropout
+        with autocast:
+            return model(tokens)[0]
+
+    for is_training in (False, True):
         model.train(is_training)
-        changed = (tokens + 1) % config.vocab_size
-        changed[0, :seen] = tokens[0, :seen]
-        outputs = []
-        for each in (tokens, changed):
-            torch.manual_seed(0)  # the same dropout
-            with autocast:
-                logits, _ = model(each)
-            outputs.append(logits[0, :seen])
-        if not relative_error(*outputs) <= 1e-6:
-            raise Refused(f"{layers}: a layer looks ahead, or at other rows of the batch")
+        logits = logits_of(tokens)
+        for seen in (cut, cut + 1):
+            changed = (tokens + 1) % config.vocab_size
+            changed[0, :seen] = tokens[0, :seen]
+            if not relative_error(logits_of(changed)[0, :seen], logits[0, :seen]) <= 1e-6:
+                raise Refused(f"{layers}: a layer looks ahead, or at other rows of the batch")
     model.eval()
 
     if model.streams:
@@ -1021,10 +1021,10 @@ def read_flags(parser, argv, owners, defaults):
             if name not in READ_FIRST and not set_by_task:
                 add_flag(group, owner, name, defaults[name])
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    typed, unknown = parser.parse_known_args(argv)
+    parsed, unknown = parser.parse_known_args(argv)
     require(not unknown, "unknown", " ".join(unknown), f"not a flag of {', '.join(owners)}")
-    typed = vars(typed)
-    return {name: value for name, value in typed.items() if value is not None and name != "task"}
+    values = vars(parsed).items()
+    return {name: value for name, value in values if value is not None and name != "task"}
 
 
 def check_arguments(task_name, owners):
