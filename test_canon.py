@@ -382,7 +382,7 @@ def test_models_give_the_same_in_pieces(mixer, options):
 
 
 def test_the_loop_in_canons_docstring_is_the_layer():
-    loop = re.search(r"( {8}y = x.clone.*?)\n\n", Canon.__doc__, re.DOTALL)[1]
+    loop = re.search(r"( +y = x.clone.*?)\n\n", Canon.__doc__, re.DOTALL)[1]
     layer, x = Canon(6, Config(1, 1)), torch.randn(2, 9, 6)
     found = {"x": x, "weight": layer.weight.data}
     exec(textwrap.dedent(loop), found)
