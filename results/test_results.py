@@ -278,7 +278,7 @@ def test_six_seeds_of_rope4():
     page = " ".join(PAGE.split())
     shares = f"{100 * mean(rope4):.0f} against {100 * mean(rope):.0f}% of the answers"
     assert mean(rope4) > mean(rope) and f"{shares}, and {as_large} of 924" in page
-    assert f"rule that was written after three seeds, it {verdict}" in page
+    assert f"that was written after three seeds, it {verdict}" in page
 
 
 def test_other_positions():
