@@ -1,9 +1,11 @@
-"""What must be set before any test imports torch or triton, and a mark for each exercise."""
+"""What must be set before any test imports torch or triton, a mark for each exercise, and a fixture
+that all tests may use."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for work this small a second thread mostly waits
 
+import pytest
 import torch
 
 from assignment.exercises import FUNCTIONS, TESTS, is_case_of
@@ -25,3 +27,9 @@ def pytest_collection_modifyitems(items):
             if is_case_of(test, item):
                 item.add_marker(f"exercise{exercise}")
                 item.user_properties.append(("test", test))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)

@@ -1052,19 +1052,15 @@ def values_for(owner, values):
 
 def settings_of_run(parser, chosen, argv):
     """What `settings_of` returns, for --resume. The settings come from the folder's config.json,
-    but flags of Run take precedence, and --text gives the new path of a text that has moved."""
+    but flags of Run take precedence. (If a text has moved, write its new path into that file.)"""
     for name in ("task", "preset"):
         value = getattr(chosen, name)
         require(value is None, name, value, "a resumed run keeps its own")
     folder = chosen.resume
     about = read_config(folder)
-    if "text" in about["task"]:
-        parser.add_argument("--text", metavar="STR", help="where the text is now")
     owners = {"a resumed run, which keeps its settings": Run}
     typed = read_flags(parser, argv, owners, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
-    if "text" in typed:
-        about["task"]["text"] = typed.pop("text")
     task, config = task_and_config(about)
     now = json.loads(json.dumps(task.settings))  # as in the file, with lists in place of tuples
     for name, value in about["task"].items():  # the text's sha256, for example

@@ -173,14 +173,22 @@ def grade(exercise, submission, timeout):
     }
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="grade.py",
-        description=__doc__,
+# ---- The command line ------------------------------------------------------
+
+
+def make_parser(program, doc):
+    """The same as in tasks.py, which is not imported, because it may hold a student's error."""
+    return argparse.ArgumentParser(
+        prog=program,
+        description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+
+
+def main(argv=None):
+    parser = make_parser("grade.py", __doc__)
     add = parser.add_argument
     add("exercise", type=int, nargs="*", metavar="N", help="default: all")
     add("--of", type=Path, default=ROOT, metavar="FOLDER", help="somebody else's copy")

@@ -7,22 +7,15 @@ The copy has the files that exercises.py lists, and handout.md as its README.md.
 is open, its functions have only a signature, a docstring, and a line that raises an error.
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
 from exercises import FUNCTIONS
-from grade import ROOT, copy_repository, write_bodies
+from grade import ROOT, copy_repository, make_parser, write_bodies
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="make.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
+    parser = make_parser("make.py", __doc__)
     add = parser.add_argument
     add("folder", type=Path, help="where to; it must not exist yet")
     add("--only", type=int, nargs="+", default=FUNCTIONS, choices=FUNCTIONS, metavar="N")

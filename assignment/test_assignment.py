@@ -67,9 +67,8 @@ def test_names_in_the_texts_are_in_the_sources():
 SMALLER = {"--steps 500": "--steps 2", "--steps 800": "--steps 2 --eval-size 4"}
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch):
+def test_the_notebook_runs(here, monkeypatch):
     """Its code cells in order, in small sizes. IPython's `!` and `%%writefile` are done here."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(grade.ROOT))  # the folder that the notebook is in
     names, printed = {}, ""
     for cell in json.loads((HERE / "colab.ipynb").read_text())["cells"]:
@@ -121,30 +120,26 @@ def grade_exercise_1(text, *options):
     return status, result["score"], result["output"]
 
 
-def test_a_solution_gets_its_points_whatever_is_set(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_solution_gets_its_points_whatever_is_set(here, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--color=yes -k nothing")
     assert grade_exercise_1((grade.ROOT / "kernels.py").read_text()) == (0, 4, "")
 
 
-def test_a_skipped_test_gives_no_points(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_skipped_test_gives_no_points(here):
     line = "__import__('pytest').skip('why?')"
     status, score, output = grade_exercise_1(f"def causal_conv_reference(): {line}")
     assert (status, score) == (1, 0) and output.startswith("test_convolution_by_hand: why?\n")
 
 
-def test_a_submission_has_a_time_limit(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_submission_has_a_time_limit(here):
     line = "while True: pass"
     result = grade_exercise_1(f"def causal_conv_reference():\n {line}", "--timeout", "0.5")
     assert result == (1, 0, "not done in 0.5 s")
 
 
-def test_what_a_submission_starts_ends_with_its_tests(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pid = tmp_path / "pid"
+def test_what_a_submission_starts_ends_with_its_tests(here):
+    pid = Path("pid").resolve()
     sleeper = "__import__('subprocess').Popen(['sleep', '99'])"
     line = f"open({str(pid)!r}, 'w').write(str({sleeper}.pid)); raise KeyboardInterrupt"
     status, score, output = grade_exercise_1(f"def causal_conv_reference(): {line}")

@@ -41,10 +41,9 @@ def fresh_tables():
 
 
 @pytest.mark.parametrize("name, flags", EXAMPLES)
-def test_own_things_are_trained_drawn_and_shown(name, flags, tmp_path, monkeypatch, capsys):
+def test_own_things_are_trained_drawn_and_shown(name, flags, here, monkeypatch, capsys):
     usual = "--canon abcd --preset nano --steps 2 --device cpu --no-compile --eval-size 4"
     words = f"{flags} {usual} --out out/own".split()
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
     with fresh_tables():
         runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
@@ -137,9 +136,8 @@ def test_mqar():
     assert first > 3 * last > 0
 
 
-def test_graft(tmp_path, monkeypatch, capsys):
+def test_graft(here, capsys):
     """A model with grafted Canon layers gives the same logits until it trains on."""
-    monkeypatch.chdir(tmp_path)
     train.main(f"{COPY_8} --preset nano --steps 4 --eval-size 4 --out out/own".split())
     with fresh_tables():
         from examples import graft
@@ -154,7 +152,7 @@ def test_graft(tmp_path, monkeypatch, capsys):
     assert begun == "out/own, 1 more steps:" and len(rows) == 4
 
 
-def test_a_text_of_tokens(tmp_path, monkeypatch):
+def test_a_text_of_tokens(here, monkeypatch):
     """The class on the page reads uint16, trains, and continues a prompt."""
     page = (HERE / "README.md").read_text()
     (code,) = re.findall(r"^```python\n(import functools.*?)^if", page, re.MULTILINE | re.DOTALL)
@@ -163,7 +161,6 @@ def test_a_text_of_tokens(tmp_path, monkeypatch):
     )
     package = SimpleNamespace(get_encoding=lambda name: encoding)
     monkeypatch.setitem(sys.modules, "tiktoken", package)
-    monkeypatch.chdir(tmp_path)
     numbers = numpy.random.default_rng(0).integers(0, 600, 200_000).astype(numpy.uint16)
     numbers.tofile("train.bin")
     with fresh_tables():

@@ -61,13 +61,6 @@ for name, mixer in (("Mamba2", "mamba2"), ("GDN", "gdn")):
         f"{name} + Canon-AbCD": f"--mixer {mixer} --canon acd",
     }
 
-LIFTED = (
-    "GLA, no convolution",
-    "GLA + Canon-AbCD",
-    "Mamba2, no convolution",
-    "Mamba2 + Canon-AbCD",
-)
-
 LONGER = {}  # trained on lists of up to 16 numbers
 for name, pos in (("RoPE", "rope"), ("RoPE(1/4)", "rope4"), ("ALiBi", "alibi"), ("NoPE", "nope")):
     LONGER[name] = f"--pos {pos} --n-layer 2 --steps 3000"
@@ -239,12 +232,6 @@ COMPARISONS = {
         tasks=("depo1", "text"),
         models=LINEAR,
         scores={"depo1": "Depo1: right answers", "text": "Text: bits per byte"},
-    ),
-    "brevo2_nano": Comparison(  # 9 to 19 minutes a run
-        title="Brevo2: Canon lifts GLA and Mamba2 on every seed",
-        tasks=("brevo2",),
-        models={label: LINEAR[label] for label in LIFTED},
-        scores={"brevo2": "right answers"},
     ),
     "depo1_nano": Comparison(  # 5 minutes a run
         title="Depo1: each point of Canon helps alone; B, or A and C, do nearly as well as all",

@@ -418,10 +418,11 @@ def test_mqar():
 
 
 def test_brevo2():
-    groups = reproduce.groups_of("brevo2_nano", RUNS)
     page = " ".join(PAGE.split())
-    for runs in groups.values():
-        assert plot.cell(runs, "brevo2") in page
+    for mixer in ("GLA", "Mamba2"):
+        for label in (f"{mixer}, no convolution", f"{mixer} + Canon-AbCD"):
+            runs = runs_of("brevo2", COMPARISONS["linear_nano"].models[label])
+            assert len(runs) == 3 and plot.cell(runs, "brevo2") in page
 
 
 def test_table_of_keys():
@@ -438,8 +439,7 @@ def test_table_of_keys():
 # ---- reproduce.py ----------------------------------------------------------
 
 
-def test_reproduce(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_reproduce(here, capsys):
     own = Path("out/copy_nano_rope_bare_s0")
     own.mkdir(parents=True)
     begun, new, *_ = reproduce.missing_runs("copy_nano", runs={}, seeds=1)
