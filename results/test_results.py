@@ -20,6 +20,7 @@ from tasks import make_task
 HERE = Path(__file__).resolve().parent
 RUNS = reproduce.runs_here(own=HERE / "none")
 PAGE = (HERE / "README.md").read_text()
+SENTENCES = " ".join(PAGE.split())  # without line breaks
 FRONT_PAGE = (HERE.parent / "README.md").read_text()
 
 CANON = "--canon abcd"
@@ -226,8 +227,7 @@ def test_models_that_wait_take_the_lure():
     assert sum(each > 0.05 for each in off) >= 5  # so one m does not explain them
     (low, high), (least, most) = [(min(each), max(each)) for each in zip(*among_ten)]
     assert len(among_ten) == 6 and len(rows) == 24
-    page = " ".join(PAGE.split())
-    assert f"right {low} to {high}% of the time, and the lure is {least} to {most}% of" in page
+    assert f"right {low} to {high}% of the time, and the lure is {least} to {most}% of" in SENTENCES
 
 
 def test_counting_stops_depo1():
@@ -241,7 +241,7 @@ def test_counting_stops_depo1():
     without_canon = [run for name, run in RUNS.items() if "_bare_N=9_K=4_V=50_" in name]
     shares = plot.last_scores(without_canon, "k=1")
     said = f"{100 * min(shares):.0f} to {100 * max(shares):.0f}% of one hop there, among 9 names"
-    assert len(shares) == 6 and said in " ".join(PAGE.split())
+    assert len(shares) == 6 and said in SENTENCES
 
 
 WAITING = {  # what was tried against waiting, by names of runs
@@ -275,10 +275,9 @@ def test_six_seeds_of_rope4():
     halves = itertools.combinations(rope + rope4, 6)
     as_large = sum(sum(half) >= sum(rope4) for half in halves)
     verdict = "is the better recipe" if as_large <= 0.05 * 924 else "is not shown to be better"
-    page = " ".join(PAGE.split())
     shares = f"{100 * mean(rope4):.0f} against {100 * mean(rope):.0f}% of the answers"
-    assert mean(rope4) > mean(rope) and f"{shares}, and {as_large} of 924" in page
-    assert f"that was written after three seeds, it {verdict}" in page
+    assert mean(rope4) > mean(rope) and f"{shares}, and {as_large} of 924" in SENTENCES
+    assert f"that was written after three seeds, it {verdict}" in SENTENCES
 
 
 def test_other_positions():
@@ -390,7 +389,7 @@ def test_relatives_in_2000_steps():
         model = f"copy_nano_rope_abcd_N=32_canon-type={name}_steps=2000"
         shares = plot.last_scores([RUNS[f"{model}_s{seed}"] for seed in range(3)], "sequences")
         assert "{:.0f}, {:.0f} and {:.0f}%".format(*(100 * share for share in shares)) == said
-        assert said in " ".join(PAGE.split()) and min(shares) < 0.95
+        assert said in SENTENCES and min(shares) < 0.95
 
 
 TABLES = ["hops_nano", "depo1_small", "tasks_nano", "fourfold_nano", "longer_nano", "copy_nano"]
@@ -404,7 +403,7 @@ def test_tables(name):
 
 
 def test_mqar():
-    groups, page = reproduce.groups_of("mqar_nano", RUNS), " ".join(PAGE.split())
+    groups = reproduce.groups_of("mqar_nano", RUNS)
     last = {label: plot.last_scores(runs, "tokens") for label, runs in groups.items()}
     for mixer in ("GLA", "Mamba2", "GDN"):
         own = last[f"{mixer}, own convolution"]
@@ -414,15 +413,14 @@ def test_mqar():
     assert min(last["attention + Canon"]) >= 0.99
     for mixer in ("GLA", "Mamba2"):
         for label in (f"{mixer}, own convolution", f"{mixer} + Canon"):
-            assert plot.cell(groups[label], "tokens") in page
+            assert plot.cell(groups[label], "tokens") in SENTENCES
 
 
 def test_brevo2():
-    page = " ".join(PAGE.split())
     for mixer in ("GLA", "Mamba2"):
         for label in (f"{mixer}, no convolution", f"{mixer} + Canon-AbCD"):
             runs = runs_of("brevo2", COMPARISONS["linear_nano"].models[label])
-            assert len(runs) == 3 and plot.cell(runs, "brevo2") in page
+            assert len(runs) == 3 and plot.cell(runs, "brevo2") in SENTENCES
 
 
 def test_table_of_keys():
