@@ -360,7 +360,7 @@ def test_canon_that_is_added_later():
             found = re.findall(rf", {name}: .*'([\d.]+)'", run)
             bits.setdefault(name, []).append(min(map(float, found)))
     without, later = bits["no canon"], bits["canon abcd"]
-    assert without == [1.579, 1.579, 1.548] and later == [1.573, 1.573, 1.543]
+    assert f"at {mean(without):.3f} bits without Canon and {mean(later):.3f} with it" in SENTENCES
     from_the_start = [-score for score in scores("text", CANON)]
     assert min(without) < max(later) and max(from_the_start) < min(later) - 0.05
 
@@ -381,14 +381,10 @@ def test_relatives():
 
 def test_relatives_in_2000_steps():
     """None of these three is only slower than Canon."""
-    for name, said in (
-        ("shift", "1, 100 and 100%"),
-        ("window", "75, 0 and 100%"),
-        ("smear", "22, 25 and 9%"),
-    ):
+    for name in ("shift", "window", "smear"):
         model = f"copy_nano_rope_abcd_N=32_canon-type={name}_steps=2000"
         shares = plot.last_scores([RUNS[f"{model}_s{seed}"] for seed in range(3)], "sequences")
-        assert "{:.0f}, {:.0f} and {:.0f}%".format(*(100 * share for share in shares)) == said
+        said = "{:.0f}, {:.0f} and {:.0f}%".format(*(100 * share for share in shares))
         assert said in SENTENCES and min(shares) < 0.95
 
 
