@@ -542,8 +542,8 @@ def test_generate(canon_type):
 
 
 def test_tied_weights_stay_tied():
-    """Wherever they come from. Each model takes a step first, so that one that is not shows. A layer
-    whose weight somebody parametrizes keeps working."""
+    """Wherever they come from. Each model takes a step first, so that one that is not shows. A
+    layer whose weight somebody parametrizes keeps working."""
     model, *others = copies_by_meta(tie_embeddings=True)
     for each in others:
         optimizer = torch.optim.SGD(each.parameters(), lr=1.0)
@@ -682,10 +682,9 @@ def test_bfloat16_throughout_and_by_autocast(mixer):
 def test_bfloat16_leaves_decays_in_float32(mixer):
     """Otherwise they would be rounded to eight bits, and add up over the whole text."""
     recurrence = canon_gpt.chunked_linear_attention
-    with patch.object(canon_gpt, "chunked_linear_attention", wraps=recurrence) as recurrence:
+    with patch.object(canon_gpt, "chunked_linear_attention", wraps=recurrence) as called:
         small_model(mixer=mixer).bfloat16()(some_tokens())
-    decays = [call.args[3] for call in recurrence.call_args_list]
-    assert [decay.dtype for decay in decays] == [torch.float32] * 2
+    assert [call.args[3].dtype for call in called.call_args_list] == [torch.float32] * 2
 
 
 # The first field named is the one that is refused.
@@ -2423,7 +2422,7 @@ def test_figures_and_groups_follow_from_names():
 
 
 def test_many_lines_of_one_kind_differ_in_colour():
-    """Three differ in their markers. With Canon they are orange as long as that tells them apart."""
+    """Three differ in their markers. With Canon they are orange while that tells them apart."""
     for count, n_colours in ((3, 1), (4, 4)):
         groups = {str(n): [toy_run(str(n), 0.5, canon="abcd")] for n in range(count)}
         groups["without"] = [toy_run("without", 0.5)]

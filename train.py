@@ -449,7 +449,8 @@ def main(argv=None):
         task, config, training, run = settings_of(argv)
         check_batch(task, training, run)
         join_processes(run)
-        model = make_model(config, training, run)
+        torch.manual_seed(training.seed)  # of the initial weights
+        model = CanonGPT(config).to(run.device)
         check_model(model, mixed_precision(training, run))
         tune_machine()  # after the check, which needs exact products
         optimizer = make_optimizer(model, training)
@@ -486,12 +487,6 @@ def end(message, status=2):
     process = f", process {RANK}" if WORLD > 1 else ""
     print(f"train.py{process}: {message}", file=sys.stderr)
     raise SystemExit(status)
-
-
-def make_model(config, training, run):
-    """The model with its initial weights, on its device."""
-    torch.manual_seed(training.seed)
-    return CanonGPT(config).to(run.device)
 
 
 def announce(model, training, run, compiled, steps_done):
