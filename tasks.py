@@ -1460,7 +1460,9 @@ def make_parser(file, doc, add_help=True):
     return argparse.ArgumentParser(
         prog=Path(file).name,
         description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
+        ),
         usage=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=add_help,

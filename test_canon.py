@@ -1765,7 +1765,7 @@ class HasTask(tasks.Copy):
 @parametrize("task, name", [(HasSeed, "seed"), (HasTask, "task")])
 def test_an_argument_with_the_name_of_an_option_is_refused(task, name, refused):
     with patch.dict(tasks.TASKS, own=task):
-        refused("--task own --preset nano".split(), f"an argument of own = '{name}': another")
+        refused("--task own --preset nano".split(), f"{name}: an argument of the task has another")
 
 
 def test_a_command_names_the_program(monkeypatch):
@@ -1959,7 +1959,7 @@ def test_a_resumed_run_keeps_its_settings(refused):
     train.main(tiny("--steps 20"))
     refused(["--resume", "run", "--lr", "0.5"], "'--lr 0.5': not a flag of a resumed run")
     refused(["--resume", "run", "--out", "other"], "stays in run")
-    refused(["--resume", "run", "--task", "depo"], "task = 'depo': a resumed run keeps its own")
+    refused(["--resume", "run", "--task", "depo"], "'--task depo': not a flag of a resumed run")
     _, _, training, run = train.settings_of("--resume run --workers 3".split())
     assert (training.steps, run.workers, run.out) == (20, 3, "run")
 

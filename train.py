@@ -21,7 +21,6 @@ import contextlib
 import copy
 import ctypes
 import dataclasses
-import functools
 import inspect
 import json
 import math
@@ -53,7 +52,7 @@ from tqdm import tqdm
 
 from canon_gpt import CanonGPT, Config, Refused, State, require, summed_loss
 from kernels import gpu_has_bfloat16, relative_error
-from tasks import ALIASES, TASKS, device_of, make_parser, make_task, score_text, wrapped
+from tasks import ALIASES, TASKS, Task, device_of, make_parser, make_task, score_text, wrapped
 
 RANK, WORLD = 0, 1  # the number of this process, from 0, and how many there are
 if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and sets both
@@ -134,6 +133,14 @@ def devices():
     if torch.backends.mps.is_available():
         found.append("mps")
     return [*found, "cpu"]
+
+
+def device_defaults(device):
+    """{option: its default} on this device, where that depends on it."""
+    if device != "cuda":
+        return {"device": device}
+    dtype = "bfloat16" if gpu_has_bfloat16() else "float16"
+    return {"device": device, "preset": "small", "workers": 4, "dtype": dtype}
 
 
 # ---- 2. Data, optimizer, learning rate -------------------------------------
@@ -897,162 +904,49 @@ PRESETS = {
 
 # ---- 10. The command line --------------------------------------------------
 
-# Which other flags exist, and their defaults, depend on these and on --task.
-READ_FIRST = {"preset": Training, "device": Run, "resume": Run}
-
 
 def settings_of(argv):
     """(task, config, training, run) from the command line: the Task, the model's Config, a Training
     and a Run. Writes nothing. Raises Refused, whose text names a value and what is allowed."""
-    # 1. What decides which other flags exist, and their defaults.
-    parser = make_first_parser()
-    chosen, _ = parser.parse_known_args(argv)
+    # 1. Four flags are read first: they decide which others there are, and their defaults.
+    first = make_parser(__file__, __doc__, add_help=False)
+    for flag in ("--task", "--preset", "--device", "--resume"):
+        first.add_argument(flag)
+    first.add_argument("-h", "--help", action="store_true")
+    chosen, _ = first.parse_known_args(argv)
     if chosen.resume is not None:
-        return settings_of_run(parser, chosen, argv)
-    device = chosen.device or devices()[0]
-    preset = chosen.preset or ("small" if device == "cuda" else "nano")
-    require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
+        return settings_of_run(chosen.resume, argv)
     task_name = ALIASES.get(chosen.task, chosen.task)
-    owners = {"model": Config, "training": Training, "run": Run}
-    if task_name in TASKS:
-        check_arguments(task_name, owners)
-        owners = {task_name: TASKS[task_name], **owners}
+    names = ", ".join(TASKS | ALIASES)
+    require(task_name in TASKS or chosen.help, "task", chosen.task, f"allowed: {names}")
+    task_class = TASKS.get(task_name, Task)  # without a task, --help shows the other options
+    owners = {task_name: task_class, "model": Config, "training": Training, "run": Run}
 
     # 2. Precedence: flag, then preset, then default.
-    defaults = default_values(owners, device) | {"device": device, "preset": preset}
-    defaults |= PRESETS[preset].get(task_name, PRESETS[preset]["other"])
-    if not {"-h", "--help"} & set(argv):  # --help answers without a task, too
-        require(task_name in TASKS, "task", chosen.task, f"allowed: {', '.join(TASKS | ALIASES)}")
+    defaults = default_values(owners) | device_defaults(chosen.device or devices()[0])
+    preset = chosen.preset or defaults["preset"]
+    require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
+    defaults |= PRESETS[preset].get(task_name, PRESETS[preset]["other"]) | {"preset": preset}
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("--task", metavar="STR", help=names)
     typed = read_flags(parser, argv, owners, defaults)
     values = defaults | typed
 
     # 3. The task comes first, because the model's sizes follow from it.
     task = make_fitted_task(task_name, values, typed)
-    values |= {"vocab_size": task.vocab_size, "block_size": task.block_size}
     if values["steps"] is None:  # Capo derives them from --exposures
         values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
-    config, training, run = (each(**values_for(each, values)) for each in (Config, Training, Run))
+    config = Config(task.vocab_size, task.block_size, **values_for(Config, values))
+    training, run = Training(**values_for(Training, values)), Run(**values_for(Run, values))
     run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
 
 
-def make_fitted_task(task_name, values, typed):
-    """The Task. Its block_size is the preset's, but larger if typed sizes make instances longer."""
-    settings = values_for(TASKS[task_name], values)
-    if "block_size" in settings and "block_size" not in typed:
-        smallest = make_task(task_name, **settings | {"block_size": None}).block_size
-        settings["block_size"] = max(settings["block_size"] or 1, smallest)
-    return make_task(task_name, run_seed=values["seed"], **settings)
-
-
-def make_first_parser():
-    """The parser with --task and READ_FIRST only. `read_flags` adds the other flags, and --help."""
-    parser = make_parser(__file__, __doc__, add_help=False)
-    parser.formatter_class = functools.partial(
-        argparse.RawDescriptionHelpFormatter, max_help_position=43, width=100
-    )
-    parser.add_argument("--task", metavar="STR", help=", ".join(TASKS | ALIASES))
-    for name, owner in READ_FIRST.items():
-        add_flag(parser, owner, name)
-    return parser
-
-
-def options(owner):
-    """{name: its inspect.Parameter} of a dataclass, or of a task's class."""
-    return inspect.signature(owner).parameters
-
-
-@functools.cache
-def help_texts(owner):
-    """{name: what --help says of it}: the comment beside a field of a dataclass, or the line in the
-    docstring of a task's class."""
-    if dataclasses.is_dataclass(owner):
-        return dict(re.findall(r"^    (\w+): .*  # (.*)$", inspect.getsource(owner), re.MULTILINE))
-    found = {}
-    for each in reversed(owner.__mro__):
-        found |= dict(re.findall(r"^ *(\w+)  +(\S.*)$", each.__doc__ or "", re.MULTILINE))
-    return found
-
-
-def type_of(option):
-    """What an option takes: bool, tuple, int, float or str."""
-    alternatives = typing.get_args(option.annotation)
-    if alternatives:  # int | None
-        return alternatives[0]
-    if option.annotation is not option.empty:
-        return option.annotation
-    # A task's argument has the type of its default; None takes an int.
-    return int if option.default is None else type(option.default)
-
-
-def add_flag(group, owner, name, default=None):
-    """Add the flag of one option. If it is not typed, its value is None, not the default, which is
-    only shown."""
-    option, text = options(owner)[name], help_texts(owner).get(name, "")
-    kind = type_of(option)
-    if default not in (None, ""):  # nothing worth showing
-        text += f" ({default})"
-    keywords = {"help": text.replace("%", "%%")}
-    if kind is bool:
-        keywords["action"] = argparse.BooleanOptionalAction
-    elif kind is tuple:
-        keywords |= {"type": type(option.default[0]), "nargs": len(option.default)}
-        keywords["metavar"] = keywords["type"].__name__.upper()
-    else:
-        keywords |= {"type": kind, "metavar": kind.__name__.upper()}
-    group.add_argument(f"--{name.replace('_', '-')}", **keywords)
-
-
-def read_flags(parser, argv, owners, defaults):
-    """{option: value} of the flags that were typed.
-
-    owners    {title: the dataclass or task's class whose options may be typed}
-    defaults  {option: its value if the flag is not typed}
-    """
-    for title, owner in owners.items():
-        group = parser.add_argument_group(title)
-        for name, option in options(owner).items():
-            set_by_task = option.default is option.empty  # Config's sizes
-            if name not in READ_FIRST and not set_by_task:
-                add_flag(group, owner, name, defaults[name])
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    parsed, unknown = parser.parse_known_args(argv)
-    require(not unknown, "unknown", " ".join(unknown), f"not a flag of {', '.join(owners)}")
-    values = vars(parsed).items()
-    return {name: value for name, value in values if value is not None and name != "task"}
-
-
-def check_arguments(task_name, owners):
-    """Refuse a task of your own whose argument has the name of another option."""
-    taken = {"task", "help"}.union(*map(options, owners.values())) - {"block_size"}
-    for name in options(TASKS[task_name]):
-        argument = f"an argument of {task_name}"
-        require(name not in taken, argument, name, "another option has this name")
-
-
-def default_values(owners, device):
-    """{option: its default} on this device."""
-    values = {}
-    for owner in reversed(owners.values()):  # the task last: block_size is its own
-        values |= {name: option.default for name, option in options(owner).items()}
-    if device == "cuda":
-        values |= {"workers": 4, "dtype": "bfloat16" if gpu_has_bfloat16() else "float16"}
-    return values
-
-
-def values_for(owner, values):
-    """The values that this dataclass or task takes."""
-    return {name: values[name] for name in options(owner)}
-
-
-def settings_of_run(parser, chosen, argv):
+def settings_of_run(folder, argv):
     """What `settings_of` returns, for --resume. The settings come from the folder's config.json,
     but flags of Run take precedence. (If a text has moved, write its new path into that file.)"""
-    for name in ("task", "preset"):
-        value = getattr(chosen, name)
-        require(value is None, name, value, "a resumed run keeps its own")
-    folder = chosen.resume
     about = read_config(folder)
+    parser = make_parser(__file__, __doc__)
     owners = {"a resumed run, which keeps its settings": Run}
     typed = read_flags(parser, argv, owners, vars(Run()) | about["execution"])
     require("out" not in typed, "out", typed.get("out"), f"the run stays in {folder}")
@@ -1064,13 +958,94 @@ def settings_of_run(parser, chosen, argv):
     return task, config, training, Run(**about["execution"] | typed | {"out": folder})
 
 
+def make_fitted_task(task_name, values, typed):
+    """The Task. Its block_size is the preset's, but larger if typed sizes make instances longer."""
+    settings = values_for(TASKS[task_name], values)
+    if "block_size" in settings and "block_size" not in typed:
+        smallest = make_task(task_name, **settings | {"block_size": None}).block_size
+        settings["block_size"] = max(settings["block_size"] or 1, smallest)
+    return make_task(task_name, run_seed=values["seed"], **settings)
+
+
+def options(owner):
+    """{name: its inspect.Parameter} of a dataclass, or of a task's class. Config's sizes are no
+    options: they have no default, because they follow from the task."""
+    parameters = inspect.signature(owner).parameters
+    return {name: each for name, each in parameters.items() if each.default is not each.empty}
+
+
+def default_values(owners):
+    values = {}
+    for owner in owners.values():
+        values |= {name: option.default for name, option in options(owner).items()}
+    return values
+
+
+def values_for(owner, values):
+    """The values that this dataclass or task takes."""
+    return {name: values[name] for name in options(owner)}
+
+
+def read_flags(parser, argv, owners, defaults):
+    """{option: value} of the flags that were typed, and of no others.
+
+    owners    {title: the dataclass or task's class whose options may be typed}
+    defaults  {option: the value that --help shows}
+    """
+    for title, owner in owners.items():
+        group, texts = parser.add_argument_group(title), help_texts(owner)
+        for name, option in options(owner).items():
+            add_flag(group, name, option, texts.get(name, ""), defaults[name])
+    parsed, unknown = parser.parse_known_args(argv)
+    require(not unknown, "unknown", " ".join(unknown), f"not a flag of {', '.join(owners)}")
+    return {name: value for name, value in vars(parsed).items() if value is not None}
+
+
+def add_flag(group, name, option, text, default):
+    """Add the flag of one option. If it is not typed, its value is None, not the default, which is
+    only shown."""
+    if default not in (None, ""):  # nothing worth showing
+        text += f" ({default})"
+    flag, text = f"--{name.replace('_', '-')}", text.replace("%", "%%")
+    try:
+        group.add_argument(flag, help=text, **values_of_flag(option))
+    except argparse.ArgumentError:
+        raise Refused(f"{name}: an argument of the task has another option's name") from None
+
+
+def values_of_flag(option):
+    """What may follow a flag, as keywords of add_argument."""
+    kind = option.annotation
+    if kind is option.empty:  # a task's argument has the type of its default; None takes an int
+        kind = int if option.default is None else type(option.default)
+    if typing.get_args(kind):  # int | None
+        kind = typing.get_args(kind)[0]
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if kind is tuple:
+        kind = type(option.default[0])
+        return {"type": kind, "metavar": kind.__name__.upper(), "nargs": len(option.default)}
+    return {"type": kind, "metavar": kind.__name__.upper()}
+
+
+def help_texts(owner):
+    """{name: what --help says of it}: the comment beside a field of a dataclass, or the line in the
+    docstring of a task's class."""
+    if dataclasses.is_dataclass(owner):
+        return dict(re.findall(r"^    (\w+): .*  # (.*)$", inspect.getsource(owner), re.MULTILINE))
+    found = {}
+    for each in reversed(owner.__mro__):
+        found |= dict(re.findall(r"^ *(\w+)  +(\S.*)$", each.__doc__ or "", re.MULTILINE))
+    return found
+
+
 def run_name(task, config, training, typed):
     """Task, preset, attention's positions or another mixer's name, Canon points; the typed flags
     that change the result; the seed."""
     attends = config.mixer == "attention"
     mixer = config.pos if attends else config.mixer.replace(",", "-")
     words = [task.name, training.preset, mixer, config.canon or "bare"]
-    in_name = {"preset", "mixer", "canon", "seed"} | ({"pos"} if attends else set())
+    in_name = {"task", "preset", "mixer", "canon", "seed"} | ({"pos"} if attends else set())
     for name, value in typed.items():
         if name in in_name or name in options(Run):
             continue
