@@ -59,12 +59,12 @@ class Canon(nn.Module):
     def __init__(self, width, config):
         super().__init__()
         kernel = config.canon_kernel
-        # The weights are drawn as Conv1d draws its own: with kernel 4 from uniform(-1/2, 1/2), of
-        # variance 1/12. If tokens are independent, the layer therefore begins by adding
-        # sqrt(4/12) = 0.58 times the size of its input. Weights from normal(0, 0.02), as Linear
-        # layers have here, would add almost nothing: sqrt(4) * 0.02 = 0.04 times that size. They
-        # are a bare nn.Parameter, so that CanonGPT, which redraws only Linear and Embedding layers,
-        # leaves them as they are. (train.py's weight decay leaves them out, too.)
+        # At first the layer adds 0.58 times the size of its input (sqrt(4/12), if tokens are
+        # independent), because its weights are drawn as Conv1d draws its own: for kernel 4 from
+        # uniform(-1/2, 1/2), of variance 1/12. From normal(0, 0.02), as Linear layers have here, it
+        # would add 0.04 times that size. The weights are a bare nn.Parameter, so that CanonGPT,
+        # which redraws only Linear and Embedding layers, leaves them as they are. (train.py's
+        # weight decay leaves them out, too.)
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual
@@ -73,8 +73,8 @@ class Canon(nn.Module):
     def forward(self, x, state=None):
         """(B, T, width) -> same. Only generation passes a state (see `State` below): x is then the
         next piece of a text."""
-        n_earlier = len(self.weight) - 1  # how many inputs before x it needs
-        tail = exchange_tail(self, x, n_earlier, state)  # None: zeros
+        n_earlier = len(self.weight) - 1
+        tail = exchange_tail(self, x, n_earlier, state)  # the inputs before x; None means zeros
         if not self.silu:
             return causal_conv(x, self.weight, self.residual, tail)
         y = F.silu(causal_conv(x, self.weight, residual=False, tail=tail))
@@ -112,13 +112,13 @@ def canon_at(point, width, config):
 #     state[a linear mixer]    the matrix S of its recurrence, (B, H, K, V) (Part II)
 #     state[a ShortConv]       its last three inputs, as for Canon (Part II)
 #     state[the model]         how many tokens it has read
-#
-# Pass no state together with activation checkpointing, which runs a block twice: the second time,
-# the block would find its own inputs.
 
 
 class State:
     """What the layers of one model remember between the pieces of a text: state[layer].
+
+    Pass none together with activation checkpointing, which runs a block twice: the second time, the
+    block would find its own inputs.
 
     It isn't a dict, because wrappers such as PyTorch's FSDP2 and Hugging Face's accelerate pass
     copies of dicts to the modules inside, and what a layer writes into a copy is lost.
@@ -166,8 +166,8 @@ def exchange_tail(layer, x, n, state):
 # Without positions, an attention layer sees which tokens came earlier, but not in which order.
 # (Deeper layers can infer some of it, because a later token has seen more than an earlier one.)
 # Rotary positions (RoPE) turn each pair of channels of q and k by an angle that grows with the
-# position, so that positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi turn nothing: they
-# add a bias to these products, the attention scores.
+# position, so that positions enter q_i . k_j only as i - j. ALiBi and H-ALiBi (section 3) add a
+# bias to these products, the attention scores.
 
 
 class Positions(nn.Module):
@@ -226,7 +226,8 @@ class Rotary(Positions):
 
     def __init__(self, config):
         super().__init__(config)
-        config.check_width(config.n_head * 2 * self.divisor)  # channels are turned in pairs
+        # A head's turned channels come in pairs.
+        config.check_width(multiple_of=config.n_head * 2 * self.divisor)
         self.block_size = config.block_size
         self.n_turned = config.d_model // config.n_head // self.divisor  # channels of a head
         self.make_tables(device=None)
@@ -262,50 +263,7 @@ class QuarterRotary(Rotary):
     divisor = 4
 
 
-class ALiBi(Positions):
-    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H (Press
-    et al. 2021, https://arxiv.org/abs/2108.12409).
-
-    Under autocast the mask is in bfloat16, where large distances share a value.
-    """
-
-    def bias(self, T, T_all, device):
-        h = head_numbers(self.n_head, device)
-        slope = 2.0 ** (-8 * h / self.n_head)
-        return -slope * distances(T, T_all, device)
-
-
-class HALiBi(Positions):
-    """For "halibi": of H heads, head 1 sees one token, itself; head 2 sees the nearest two; and so
-    on up to head H/2. The other half see all. (This is our reading of the paper.)"""
-
-    def bias(self, T, T_all, device):
-        h = head_numbers(self.n_head, device)
-        in_first_half = h <= self.n_head // 2
-        too_far = (distances(T, T_all, device) >= h) & in_first_half  # (H, T, T_all)
-        return torch.zeros(too_far.shape, device=device).masked_fill(too_far, -math.inf)
-
-
-def distances(T, T_all, device):
-    """(T, T_all): i - j, for i among the last T positions and j among all; negative if j is later
-    than i."""
-    i = torch.arange(T_all - T, T_all, device=device)[:, None]
-    return i - torch.arange(T_all, device=device)
-
-
-def head_numbers(n_head, device):
-    """1 .. H, as (H, 1, 1), to broadcast against distances (T, T_all)."""
-    h = torch.arange(1, n_head + 1, dtype=torch.float32, device=device)
-    return h[:, None, None]
-
-
-POSITIONS = {
-    "rope": Rotary,
-    "rope4": QuarterRotary,
-    "nope": Positions,
-    "alibi": ALiBi,
-    "halibi": HALiBi,
-}
+POSITIONS = {"rope": Rotary, "rope4": QuarterRotary, "nope": Positions}  # section 3 adds two
 
 
 # ---- 3. Attention ----------------------------------------------------------
@@ -337,7 +295,7 @@ class Attention(Mixer):
 
     def __init__(self, config):
         super().__init__()
-        config.check_width(config.n_head)  # D = n_head * K
+        config.check_width(multiple_of=config.n_head)  # D = n_head * K
         D = config.d_model
         self.n_head = config.n_head
         self.qkv = nn.Linear(D, 3 * D, bias=False)
@@ -353,14 +311,16 @@ class Attention(Mixer):
         B, T, D = x.shape
         H = self.n_head
         qkv = self.canon_b(self.qkv(x), state)  # (B, T, 3D)
-        qk, v = qkv.unflatten(-1, (3 * H, -1)).split([2 * H, H], dim=2)  # (B, T, 2H or H, K)
+        qk, v = qkv.split([2 * D, D], dim=-1)
+        qk = qk.unflatten(-1, (2 * H, -1))  # (B, T, 2H, K)
+        v = v.unflatten(-1, (H, -1))  # (B, T, H, K)
 
         start = 0  # how many tokens came before x
         if state is not None and self in state:
             past_k, past_v = state[self]  # the KV cache
             start = past_k.shape[1]
-        # Only rotary positions turn anything. One call for q and k is faster than two.
-        q, k = self.positions.turn(qk, start).chunk(2, dim=2)  # (B, T, H, K)
+        # One call for q and k is faster than two.
+        q, k = self.positions.turn(qk, start).chunk(2, dim=2)  # (B, T, H, K) each
         if start > 0:
             k = torch.cat([past_k, k], dim=1)  # (B, T_all, H, K)
             v = torch.cat([past_v, v], dim=1)
@@ -392,13 +352,57 @@ class Attention(Mixer):
         return bias.masked_fill(later, -math.inf).to(like.dtype)
 
 
+def distances(T, T_all, device):
+    """(T, T_all): i - j, for i among the last T positions and j among all; negative if j is later
+    than i."""
+    i = torch.arange(T_all - T, T_all, device=device)[:, None]
+    return i - torch.arange(T_all, device=device)
+
+
+# Two kinds of positions that are a bias, where rotary ones are a turn.
+
+
+class ALiBi(Positions):
+    """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H (Press
+    et al. 2021, https://arxiv.org/abs/2108.12409).
+
+    Under autocast the mask is in bfloat16, where large distances share a value.
+    """
+
+    def bias(self, T, T_all, device):
+        h = head_numbers(self.n_head, device)
+        slope = 2.0 ** (-8 * h / self.n_head)
+        return -slope * distances(T, T_all, device)
+
+
+class HALiBi(Positions):
+    """For "halibi": of H heads, head 1 sees one token, itself; head 2 sees the nearest two; and so
+    on up to head H/2. The other half see all. (This is our reading of the paper.)"""
+
+    def bias(self, T, T_all, device):
+        h = head_numbers(self.n_head, device)
+        in_first_half = h <= self.n_head // 2
+        too_far = (distances(T, T_all, device) >= h) & in_first_half  # (H, T, T_all)
+        return torch.zeros(too_far.shape, device=device).masked_fill(too_far, -math.inf)
+
+
+def head_numbers(n_head, device):
+    """1 .. H, as (H, 1, 1), to broadcast against distances (T, T_all)."""
+    h = torch.arange(1, n_head + 1, dtype=torch.float32, device=device)
+    return h[:, None, None]
+
+
+POSITIONS.update(alibi=ALiBi, halibi=HALiBi)
+
+
 MIXERS = {"attention": Attention}  # Part II adds three
 
 
 def make_mixer(name, config):
     mixer = MIXERS[name](config)
-    has_b = hasattr(mixer, "canon_b") or "b" not in config.canon  # yours may lack it
-    require(has_b, "canon", config.canon, f"mixer {name} has no Canon-B, self.canon_b")
+    if "b" in config.canon:  # your own mixer may have forgotten it
+        has_b = hasattr(mixer, "canon_b")
+        require(has_b, "canon", config.canon, f"mixer {name} has no Canon-B, self.canon_b")
     return mixer
 
 
@@ -586,11 +590,11 @@ class Config:
     def mixer_names(self):
         return self.mixer.split(",")
 
-    def check_width(self, multiple):
-        """Refuse a width that a layer cannot cut into `multiple` equal parts."""
-        is_multiple = self.d_model % multiple == 0
+    def check_width(self, multiple_of):
+        """Refuse a width that a layer cannot cut into `multiple_of` equal parts."""
+        is_multiple = self.d_model % multiple_of == 0
         settings = f"n_head {self.n_head}, mixer {self.mixer}, pos {self.pos}"
-        allowed = f"must be a multiple of {multiple} with {settings}"
+        allowed = f"must be a multiple of {multiple_of} with {settings}"
         require(is_multiple, "d_model", self.d_model, allowed)
 
 
@@ -662,14 +666,7 @@ class CanonGPT(nn.Module):
                  error, it stays as it was
         returns  logits (B, T, vocab_size); the mean loss of the targets, in nats, or None
         """
-        start = self.tokens_read(state)
-        length, limit = start + tokens.shape[1], self.config.block_size
-        require(length <= limit, "length", length, f"block_size allows {limit} tokens")
-        new_state = None  # the layers write into a copy of the state
-        if state is not None:
-            new_state = state.copy()
-            new_state[self] = length
-
+        new_state = self.next_state(state, tokens.shape[1])
         self.tie_head()  # to_empty() and load_state_dict(.., assign=True) untie it
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
@@ -680,7 +677,7 @@ class CanonGPT(nn.Module):
             n_targets = (targets >= 0).sum().clamp(min=1)  # without any, the loss is 0 / 1
             loss = summed_loss(logits, targets) / n_targets
         if state is not None:
-            state.entries = new_state.entries
+            state.entries = new_state.entries  # only now, in case of an error
         return logits, loss
 
     def tie_head(self):
@@ -689,6 +686,16 @@ class CanonGPT(nn.Module):
         types = type(self.head), type(self.head.weight), type(self.embed.weight)
         if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
             self.head.weight = self.embed.weight
+
+    def next_state(self, state, T):
+        """The state for the layers to write into: a copy that counts T more tokens, or None."""
+        length, limit = self.tokens_read(state) + T, self.config.block_size
+        require(length <= limit, "length", length, f"block_size allows {limit} tokens")
+        if state is None:
+            return None
+        new_state = state.copy()
+        new_state[self] = length
+        return new_state
 
     def tokens_read(self, state):
         """How many tokens the model has read in this stream."""
@@ -1142,7 +1149,7 @@ class GLA(LinearMixer):
 
     def __init__(self, config):
         super().__init__()
-        config.check_width(2 * self.n_head)  # the heads divide the keys' D/2
+        config.check_width(multiple_of=2 * self.n_head)  # the heads divide the keys' D/2
         D = config.d_model
         self.qkv = nn.Linear(D, 2 * D, bias=False)  # q and k D/2 wide each, v D
         self.canon_b = canon_at("b", 2 * D, config)
@@ -1180,7 +1187,7 @@ class Mamba2(LinearMixer):
 
     def __init__(self, config):
         super().__init__()
-        config.check_width(self.n_head // 2)  # the heads divide the values' 2D
+        config.check_width(multiple_of=self.n_head // 2)  # the heads divide the values' 2D
         D = config.d_model
         H, K = self.n_head, self.n_state
         # Gate 2D, value 2D, key K, query K, dt H. Its authors call them z, x, B, C and dt.
@@ -1225,7 +1232,7 @@ class GatedDeltaNet(LinearMixer):
         D = config.d_model
         # As in the paper, 4 heads at D = 512 and 6 at 768. Two at least is our choice.
         self.n_head = H = max(2, D // 128)
-        config.check_width(4 * H)  # the heads divide the keys' 3D/4
+        config.check_width(multiple_of=4 * H)  # the heads divide the keys' 3D/4
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.canon_b = canon_at("b", 3 * D, config)
         self.conv = self.own_conv(3 * D, config, std=0.02)

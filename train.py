@@ -21,6 +21,7 @@ import contextlib
 import copy
 import ctypes
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -146,38 +147,29 @@ def device_defaults(device):
 # ---- 2. Data, optimizer, learning rate -------------------------------------
 #
 # A task draws documents and packs them into windows (tasks.py: `documents`, `Task.batch`).
-# `Batches` asks it for the windows of each step, and PyTorch's loader fetches them.
+# `draw_batch` asks it for the windows of a step, and PyTorch's loader calls that for each step.
 
 
-@dataclasses.dataclass
-class Batches:
-    """The task's batches, for PyTorch's loader. Under torchrun, each process takes its share of the
-    rows."""
+def draw_batch(steps_done, task, training):
+    """The batch of the next step. Under torchrun, each process takes its share of the rows.
 
-    task: object
-    seed: int
-    batch_size: int
+    inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
+    n_targets        how many targets the whole batch has, over all processes; 1 if none
 
-    def __getitem__(self, steps_done):
-        """The batch of the next step. NumPy arrays:
-
-        inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
-        n_targets        how many targets the whole batch has, over all processes; 1 if none
-        """
-        inputs, targets = self.task.batch(self.seed, steps_done, self.batch_size)
-        n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
-        return inputs[RANK::WORLD], targets[RANK::WORLD], n_targets
+    All are NumPy's: workers pass tensors on in shared memory, of which a container may have too
+    little.
+    """
+    inputs, targets = task.batch(training.seed, steps_done, training.batch_size)
+    n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
+    return inputs[RANK::WORLD], targets[RANK::WORLD], n_targets
 
 
 def load_batches(task, training, run, steps_done):
     """Yields the batches after `steps_done` steps, on the device. Workers, if any, draw ahead."""
     loader = DataLoader(
-        Batches(task, training.seed, training.batch_size),
-        batch_size=None,  # each item is a whole batch
-        sampler=range(steps_done, training.steps),  # what __getitem__ is called with, in turn
-        # Keep NumPy's arrays. By default the loader makes tensors, and workers pass tensors on in
-        # shared memory, of which a container may have too little.
-        collate_fn=tuple,
+        range(steps_done, training.steps),  # our data set: it holds numbers of steps, in turn
+        batch_size=None,  # each makes a whole batch
+        collate_fn=functools.partial(draw_batch, task=task, training=training),
         num_workers=run.workers,
     )
     for batch in loader:
@@ -224,12 +216,13 @@ def make_optimizer(model, training):
     and be clipped together with the others.
     """
     optimizer = OPTIMIZERS[training.optimizer](model, training)
-    held = set().union(*(group["params"] for group in optimizer.param_groups))
+    held = set()
+    for group in optimizer.param_groups:
+        group["peak"] = float(group["lr"])
+        held.update(group["params"])
     left = [name for name, p in model.named_parameters() if p.requires_grad and p not in held]
     allowed = f"leaves out {', '.join(left[:3])}; requires_grad = False freezes weights"
     require(not left, "optimizer", training.optimizer, allowed)
-    for group in optimizer.param_groups:
-        group["peak"] = float(group["lr"])
     return optimizer
 
 
@@ -382,10 +375,10 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
 
             # 6. Save a checkpoint after each evaluation.
             if score_now:
-                reached = {"step": step, "seconds": time.perf_counter() - began}
-                parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
-                save_checkpoint(run.out, progress | reached, **parts)
-                progress.update(reached)  # only now: Ctrl-C names what is saved
+                seconds = time.perf_counter() - began
+                now = {"step": step, "seconds": seconds, "log": progress["log"]}
+                save_checkpoint(run.out, now, model=model, optimizer=optimizer, scaler=scaler)
+                progress.update(now)  # after the save, because Ctrl-C names the saved step
 
     finish(task, training, run, model, autocast, progress)
 
@@ -564,19 +557,16 @@ def processor_name(device):
 
 
 def make_folder(out, about):
-    """Make the run's folder. Opening config.json with "x" fails where there is one, so a second run
-    in the same folder is refused."""
-    path = Path(out, "config.json")
+    """Make the run's folder, with its config.json. A folder that has a run is refused."""
     has_run = f"holds a run already; continue it with --resume {out}, or remove it"
     try:
-        require(not Path(out, "ckpt.pt").exists(), "out", out, has_run)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x") as file:
+        for name in ("config.json", "ckpt.pt"):
+            require(not Path(out, name).exists(), "out", out, has_run)
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with open(Path(out, "config.json"), "x") as file:  # "x": fails if one has just been made
             file.write(json.dumps(about, indent=1) + "\n")
     except OSError as error:
-        in_the_way = isinstance(error, FileExistsError) and path.parent.is_dir()
-        reason = has_run if in_the_way else error.strerror
-        raise Refused(f"out = {out!r}: {reason}") from None
+        raise Refused(f"out = {out!r}: {error.strerror}") from None
 
 
 def lock_folder(out):
@@ -601,7 +591,7 @@ def read_config(folder):
     try:
         about = json.loads(path.read_text())
         for part, owner in {"model": Config, "training": Training, "execution": Run}.items():
-            inspect.signature(owner).bind(**about[part])
+            inspect.signature(owner).bind(**about[part])  # TypeError if a field is unknown
         about["task"]["name"], about["preset"], about["command"]  # KeyError if one is missing
         return about
     except (ValueError, TypeError, KeyError) as error:
@@ -712,10 +702,10 @@ def check_model(model, autocast):
 
     # Change the other row and all later tokens. Also in training, because BatchNorm, for example,
     # looks ahead only there. No layer that mixes chunks of tokens has a boundary at both places.
-    def logits_of(tokens):
+    def logits_of(inputs):
         torch.manual_seed(0)  # the same dropout
         with autocast:
-            return model(tokens)[0]
+            return model(inputs)[0]
 
     for is_training in (False, True):
         model.train(is_training)

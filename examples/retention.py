@@ -21,7 +21,7 @@ class Retention(LinearMixer):
 
     def __init__(self, config):
         super().__init__()
-        config.check_width(self.n_head)  # the heads divide the width
+        config.check_width(multiple_of=self.n_head)  # the heads divide the width
         D = config.d_model
         self.qkv = torch.nn.Linear(D, 3 * D, bias=False)
         self.canon_b = canon_at("b", 3 * D, config)
