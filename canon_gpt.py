@@ -11,11 +11,14 @@ Part I is the whole Transformer: 1 the Canon layer, 2 positions, 3 attention, 4 
 block, 6 configuration, 7 model. Part II replaces attention by linear recurrences: 8 the recurrence,
 9 the same by matrix products, 10 GLA, Mamba2 and Gated DeltaNet. Part I runs without Part II.
 
-To try your own Canon layer, or another part, write one class and enter it in the table at the end
-of its section; examples/README.md shows how.
+To try your own part, write it and enter it in its table, which is CANONS, POSITIONS, MIXERS or
+MLPS; examples/README.md shows how.
 
 Shapes in comments: B sequences, T tokens of each, D the model's width, H heads, K the width of a
 head's queries and keys, V that of its values.
+
+Each layer's `forward` has an argument `state`, which is for generation: there a text comes in
+pieces. In training it is None, so on a first reading skip the lines that mention it.
 """
 
 import dataclasses
@@ -59,20 +62,18 @@ class Canon(nn.Module):
     def __init__(self, width, config):
         super().__init__()
         kernel = config.canon_kernel
-        # At first the layer adds 0.58 times the size of its input (sqrt(4/12), if tokens are
-        # independent), because its weights are drawn as Conv1d draws its own: for kernel 4 from
-        # uniform(-1/2, 1/2), of variance 1/12. From normal(0, 0.02), as Linear layers have here, it
-        # would add 0.04 times that size. The weights are a bare nn.Parameter, so that CanonGPT,
-        # which redraws only Linear and Embedding layers, leaves them as they are. (train.py's
-        # weight decay leaves them out, too.)
+        # The weights are drawn as Conv1d draws its own: for kernel 4 from uniform(-1/2, 1/2), of
+        # variance 1/12. So if tokens are independent, what the layer adds at first is
+        # sqrt(4/12) = 0.58 times as large as its input. With normal(0, 0.02), which Linear layers
+        # have here, it would be 0.04 times. CanonGPT redraws only Linear and Embedding layers, so a
+        # bare nn.Parameter keeps this draw. (train.py's weight decay leaves it out, too.)
         bound = kernel**-0.5
         self.weight = nn.Parameter(torch.empty(kernel, width).uniform_(-bound, bound))
         self.residual = config.canon_residual
         self.silu = config.canon_silu
 
     def forward(self, x, state=None):
-        """(B, T, width) -> same. Only generation passes a state (see `State` below): x is then the
-        next piece of a text."""
+        """(B, T, width) -> same. With a state (see `State`), x is the next piece of a text."""
         n_earlier = len(self.weight) - 1
         tail = exchange_tail(self, x, n_earlier, state)  # the inputs before x; None means zeros
         if not self.silu:
@@ -117,7 +118,7 @@ def canon_at(point, width, config):
 class State:
     """What the layers of one model remember between the pieces of a text: state[layer].
 
-    Pass none together with activation checkpointing, which runs a block twice: the second time, the
+    Don't pass one under activation checkpointing, which runs a block twice: the second time, the
     block would find its own inputs.
 
     It isn't a dict, because wrappers such as PyTorch's FSDP2 and Hugging Face's accelerate pass
@@ -263,9 +264,6 @@ class QuarterRotary(Rotary):
     divisor = 4
 
 
-POSITIONS = {"rope": Rotary, "rope4": QuarterRotary, "nope": Positions}  # section 3 adds two
-
-
 # ---- 3. Attention ----------------------------------------------------------
 #
 # A mixer is the part of a block that lets each token see the tokens before it. In Part I this is
@@ -359,14 +357,14 @@ def distances(T, T_all, device):
     return i - torch.arange(T_all, device=device)
 
 
-# Two kinds of positions that are a bias, where rotary ones are a turn.
+# Rotary positions turn q and k. These two add a bias to the attention scores instead.
 
 
 class ALiBi(Positions):
     """For "alibi": head h of H adds -(i - j) * 2^(-8h/H) to the attention scores, h = 1..H (Press
     et al. 2021, https://arxiv.org/abs/2108.12409).
 
-    Under autocast the mask is in bfloat16, where large distances share a value.
+    Under autocast the mask is in 16 bits, where large distances share a value.
     """
 
     def bias(self, T, T_all, device):
@@ -392,15 +390,20 @@ def head_numbers(n_head, device):
     return h[:, None, None]
 
 
-POSITIONS.update(alibi=ALiBi, halibi=HALiBi)
-
+POSITIONS = {
+    "rope": Rotary,
+    "rope4": QuarterRotary,
+    "nope": Positions,
+    "alibi": ALiBi,
+    "halibi": HALiBi,
+}
 
 MIXERS = {"attention": Attention}  # Part II adds three
 
 
 def make_mixer(name, config):
     mixer = MIXERS[name](config)
-    if "b" in config.canon:  # your own mixer may have forgotten it
+    if "b" in config.canon:  # your own mixer may lack it
         has_b = hasattr(mixer, "canon_b")
         require(has_b, "canon", config.canon, f"mixer {name} has no Canon-B, self.canon_b")
     return mixer
@@ -459,7 +462,7 @@ class MLP(nn.Module):
 
     def fuses_gate(self, h):
         """Whether one GPU kernel does Canon-D and the gate: if Canon-D is the usual layer, and SiLU
-        follows it. (Hooks of Canon-D then do not see it.)"""
+        follows it. (Then Canon-D's own forward doesn't run, and neither do hooks on it.)"""
         plain = type(self.canon_d) is Canon and not self.canon_d.silu
         return plain and self.act is F.silu and can_fuse_gate(h, self.canon_d.weight)
 
@@ -497,8 +500,8 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Mixer and MLP. Each reads the normed x, and is added to x. Canon-A and Canon-C follow the
-    norms.
+    """Mixer and MLP. Each reads the normed x, and its output is added to x. Canon-A and Canon-C
+    follow the norms.
 
     There is no dropout, because the paper has none. To add some, apply it in `forward` to what is
     added to x.
@@ -666,7 +669,10 @@ class CanonGPT(nn.Module):
                  error, it stays as it was
         returns  logits (B, T, vocab_size); the mean loss of the targets, in nats, or None
         """
-        new_state = self.next_state(state, tokens.shape[1])
+        limit = self.config.block_size
+        length = self.tokens_read(state) + tokens.shape[1]
+        require(length <= limit, "length", length, f"block_size allows {limit} tokens")
+        new_state = None if state is None else state.copy()  # what the layers write into
         self.tie_head()  # to_empty() and load_state_dict(.., assign=True) untie it
         x = self.embed(tokens)  # (B, T, D)
         for block in self.blocks:
@@ -677,7 +683,8 @@ class CanonGPT(nn.Module):
             n_targets = (targets >= 0).sum().clamp(min=1)  # without any, the loss is 0 / 1
             loss = summed_loss(logits, targets) / n_targets
         if state is not None:
-            state.entries = new_state.entries  # only now, in case of an error
+            new_state[self] = length
+            state.entries = new_state.entries  # only now, so that an error leaves it as it was
         return logits, loss
 
     def tie_head(self):
@@ -686,16 +693,6 @@ class CanonGPT(nn.Module):
         types = type(self.head), type(self.head.weight), type(self.embed.weight)
         if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
             self.head.weight = self.embed.weight
-
-    def next_state(self, state, T):
-        """The state for the layers to write into: a copy that counts T more tokens, or None."""
-        length, limit = self.tokens_read(state) + T, self.config.block_size
-        require(length <= limit, "length", length, f"block_size allows {limit} tokens")
-        if state is None:
-            return None
-        new_state = state.copy()
-        new_state[self] = length
-        return new_state
 
     def tokens_read(self, state):
         """How many tokens the model has read in this stream."""

@@ -41,7 +41,7 @@ except ImportError:  # Windows has none
     fcntl = None
 
 # Idle threads of PyTorch keep their cores busy for a while before they sleep. If another program
-# needs a core, that makes steps several times slower, so let them sleep sooner. It has to be set
+# needs a core, that makes steps several times slower, so let them sleep sooner. This has to be set
 # before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -64,8 +64,8 @@ if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # torchrun starts several, and 
 #
 # An option of the command line is a field of Training, of Run or of Config (canon_gpt.py), or an
 # argument of the task (tasks.py). To add one, add a field and use it: its flag, its default and its
-# help, which is the comment beside it, follow. Presets (section 9) and the device
-# override some defaults.
+# help, which is the comment beside it, follow. Presets (section 9) and the device override some
+# defaults.
 
 
 @dataclasses.dataclass
@@ -106,10 +106,10 @@ class Training:
 
 @dataclasses.dataclass
 class Run:
-    """How and where it runs. Results differ by rounding only (unless a layer draws numbers)."""
+    """How and where it runs. Results differ by rounding only (unless a layer is random)."""
 
     device: str = "cpu"  # cuda, mps or cpu; by default the first that PyTorch sees
-    out: str | None = None  # the run's folder; by default out/ and a name made of the settings
+    out: str | None = None  # the run's folder; by default out/ and a name made from the settings
     resume: str | None = None  # go on with the run in this folder
     workers: int = 0  # processes that draw data; by default 4 on CUDA, else 0
     compile: bool | None = None  # torch.compile; by default where it works and pays
@@ -156,8 +156,8 @@ def draw_batch(steps_done, task, training):
     inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
     n_targets        how many targets the whole batch has, over all processes; 1 if none
 
-    All are NumPy's: workers pass tensors on in shared memory, of which a container may have too
-    little.
+    All three are NumPy's, because workers hand over tensors in shared memory, and a container may
+    have too little of it.
     """
     inputs, targets = task.batch(training.seed, steps_done, training.batch_size)
     n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
@@ -166,9 +166,11 @@ def draw_batch(steps_done, task, training):
 
 def load_batches(task, training, run, steps_done):
     """Yields the batches after `steps_done` steps, on the device. Workers, if any, draw ahead."""
+    # A batch follows from the settings and the number of steps done. So the loader's data set is
+    # just these numbers, and its collate_fn draws a batch from one of them.
     loader = DataLoader(
-        range(steps_done, training.steps),  # our data set: it holds numbers of steps, in turn
-        batch_size=None,  # each makes a whole batch
+        range(steps_done, training.steps),
+        batch_size=None,  # one number makes a whole batch
         collate_fn=functools.partial(draw_batch, task=task, training=training),
         num_workers=run.workers,
     )
@@ -289,7 +291,8 @@ def train_step(model, optimizer, scaler, batch, autocast, clip, grad_accum=1):
     for some_inputs, some_targets in zip(inputs.chunk(grad_accum), targets.chunk(grad_accum)):
         with autocast:
             logits, _ = model(some_inputs)
-        # Divided by the targets of the whole batch, the losses of its parts add up to its mean.
+        # Not the model's own loss, which is the mean of this part only. Divided by the number of
+        # targets in the whole batch, the losses of its parts add up to its mean.
         loss = summed_loss(logits, some_targets) / n_targets
         # DDP averages the gradients of all processes, so the factor makes their mean a sum. (It
         # exchanges them after each micro-batch, which is right, but slower than once.)
@@ -314,8 +317,8 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
 
     fast_model  see `make_fast_model`
     scaler      see `make_scaler`
-    progress    what a checkpoint says of the run, a dict: the step that it was saved after, the
-                seconds until then, and the log so far
+    progress    the part of a checkpoint that says how far the run is, a dict: the last step that
+                is saved, the seconds until then, and the log so far
     """
     autocast = mixed_precision(training, run)
     steps_done = progress["step"]
@@ -332,7 +335,7 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, group["peak"], training)
 
-            # 2. Learn from one batch. The seed is for layers that draw numbers, such as dropout.
+            # 2. Learn from one batch. The seed is for layers that are random, such as dropout.
             torch.manual_seed(10**9 * training.seed + step * WORLD + RANK)
             loss, gradient_norm = train_step(
                 fast_model, optimizer, scaler, batch, autocast, training.clip, run.grad_accum
@@ -375,10 +378,10 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
 
             # 6. Save a checkpoint after each evaluation.
             if score_now:
-                seconds = time.perf_counter() - began
-                now = {"step": step, "seconds": seconds, "log": progress["log"]}
+                progress["seconds"] = time.perf_counter() - began
+                now = progress | {"step": step}
                 save_checkpoint(run.out, now, model=model, optimizer=optimizer, scaler=scaler)
-                progress.update(now)  # after the save, because Ctrl-C names the saved step
+                progress["step"] = step  # after the save, because Ctrl-C names the saved step
 
     finish(task, training, run, model, autocast, progress)
 
@@ -401,7 +404,8 @@ def format_scores(task, scores):
 
 def finish(task, training, run, model, autocast, progress):
     """Log and print the final scores, what the run cost, and one instance with answers."""
-    seconds, last = progress["seconds"], progress["log"][-1]  # compiling and evaluations included
+    last = progress["log"][-1]
+    seconds = progress["seconds"]  # with those for compiling and evaluations
     final = {
         "step": training.steps,
         "eval": last["eval"],
@@ -421,17 +425,17 @@ def finish(task, training, run, model, autocast, progress):
 
 # What you may want to add to the loop in `train`:
 # - To log another number, add it to `line`, as a Python number, not a tensor. (Under torchrun the
-#   log is the first process's; only the loss is summed over all.) A number of the model's can take
-#   the place of the loss that `forward` returns, which `train_step` doesn't use. Detach it there:
-#   compiled code differentiates unused outputs, too, which can make NaN (PyTorch 2.13 and 2.15;
-#   findings/compile_unused.sh).
+#   log is the first process's; only the loss is summed over all.) For a number from inside the
+#   model, let `forward` return it in place of the loss, which `train_step` doesn't use. Detach it
+#   in `forward`: compiled code differentiates unused outputs, too, which can make NaN (PyTorch 2.13
+#   and 2.15; findings/compile_unused.sh).
 # - An average of the weights (EMA) starts as `average = copy.deepcopy(model)` in `main`, before the
 #   checkpoint is loaded, and is passed to `train` with the model. Update it right after
 #   `train_step`,
 #
 #       with torch.no_grad():
 #           for averaged, weight in zip(average.parameters(), model.parameters()):
-#               averaged.lerp_(weight, 0.01)  # mostly of the last hundred steps
+#               averaged.lerp_(weight, 0.01)  # over about the last hundred steps
 #
 #   and pass it to `evaluate` and `finish` in the model's place. Save it as model=average, which is
 #   what sample.py reads, and the trained weights as raw=model; load both likewise.
@@ -449,7 +453,7 @@ def main(argv=None):
         task, config, training, run = settings_of(argv)
         check_batch(task, training, run)
         join_processes(run)
-        torch.manual_seed(training.seed)  # of the initial weights
+        torch.manual_seed(training.seed)  # for the initial weights
         model = CanonGPT(config).to(run.device)
         check_model(model, mixed_precision(training, run))
         tune_machine()  # after the check, which needs exact products
@@ -638,8 +642,8 @@ def save_checkpoint(out, progress, **parts):
 
 
 def replace_file(fresh, path):
-    """Move a file to where another one may be. On Windows this fails while somebody reads that one,
-    a virus scanner, for example; so try for five seconds."""
+    """Move a file to where another one may be. On Windows this fails while a program, such as a
+    virus scanner, has that one open, so keep trying for five seconds."""
     for _ in range(50):
         try:
             return os.replace(fresh, path)
@@ -682,55 +686,76 @@ def check_model(model, autocast):
     """
     torch.set_float32_matmul_precision("highest")  # the differences that it looks for are small
     config = model.config
-    model = copy.deepcopy(model).eval()  # without dropout
+    model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=generator)
         weight += 0.02 * noise.to(weight)  # as large as initial weights
     length = min(config.block_size, 128)  # more than a chunk of the linear mixers
-    cut = max(1, 2 * length // 3)
     row = torch.arange(length, device=model.embed.weight.device) % config.vocab_size
     tokens = row.repeat(2, 1)  # two rows
-    layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
+    cut = max(1, 2 * length // 3)
+    fault = None
+    if is_random(model, tokens, autocast):
+        fault = "a layer is random in eval mode, like dropout left on (or NaN)"
+    elif looks_ahead(model, tokens, cut, autocast):
+        fault = "a layer looks ahead, or at other rows of the batch"
+    elif model.streams and differs_in_pieces(model, tokens, cut):
+        fault = "a layer must keep what it needs in state[self], or say streams = False"
+    if fault is not None:
+        layers = f"mixer {config.mixer}, pos {config.pos}, canon_type {config.canon_type}"
+        raise Refused(f"{layers}: {fault}")
 
+
+def differ(a, b, tolerance):
+    """Whether two outputs differ by more than rounding. With `not .. <=`, NaN differs, too."""
+    return not relative_error(a, b) <= tolerance
+
+
+def is_random(model, tokens, autocast):
+    """Whether the model gives other logits the second time. Usually both have the same bits."""
+    model.eval()  # without dropout
     with autocast:
         logits, _ = model(tokens)
         again, _ = model(tokens)
-    # `not .. <=` refuses NaN, too. Usually both outputs have the same bits.
-    if not relative_error(again, logits) <= 1e-6:
-        raise Refused(f"{layers}: a layer is random in eval mode, like dropout left on (or NaN)")
+    return differ(again, logits, tolerance=1e-6)
 
-    # Change the other row and all later tokens. Also in training, because BatchNorm, for example,
-    # looks ahead only there. No layer that mixes chunks of tokens has a boundary at both places.
+
+def looks_ahead(model, tokens, cut, autocast):
+    """Whether the first row's logits before a cut change with the tokens after it, or with the
+    other row. There are two cuts, because no layer that mixes chunks of tokens has a boundary at
+    both."""
+
     def logits_of(inputs):
         torch.manual_seed(0)  # the same dropout
         with autocast:
             return model(inputs)[0]
 
-    for is_training in (False, True):
+    for is_training in (False, True):  # BatchNorm, for example, looks ahead only in training
         model.train(is_training)
         logits = logits_of(tokens)
         for seen in (cut, cut + 1):
-            changed = (tokens + 1) % config.vocab_size
+            changed = (tokens + 1) % model.config.vocab_size
             changed[0, :seen] = tokens[0, :seen]
-            if not relative_error(logits_of(changed)[0, :seen], logits[0, :seen]) <= 1e-6:
-                raise Refused(f"{layers}: a layer looks ahead, or at other rows of the batch")
-    model.eval()
+            if differ(logits_of(changed)[0, :seen], logits[0, :seen], tolerance=1e-6):
+                return True
+    return False
 
-    if model.streams:
-        # As in generation, a prompt and then tokens one by one; at last a longer piece.
-        pieces = tokens.tensor_split((cut, cut + 1, cut + 2), dim=1)
-        state = State()
-        logits = [model(piece, state=state)[0] for piece in pieces if piece.numel() > 0]
-        whole, _ = model(tokens)  # without autocast, like the pieces
-        if not relative_error(torch.cat(logits, dim=1), whole) <= 1e-4:
-            reason = "a layer must keep what it needs in state[self], or say streams = False"
-            raise Refused(f"{layers}: {reason}")
+
+def differs_in_pieces(model, tokens, cut):
+    """Whether a text in pieces gives other logits than the whole text: a prompt, two single tokens,
+    as in generation, and a longer piece at the end. It has no autocast, which rounds more."""
+    model.eval()
+    state = State()
+    pieces = tokens.tensor_split((cut, cut + 1, cut + 2), dim=1)
+    streamed = [model(piece, state=state)[0] for piece in pieces if piece.numel() > 0]
+    whole, _ = model(tokens)
+    return differ(torch.cat(streamed, dim=1), whole, tolerance=1e-4)
 
 
 def check_batch(task, training, run):
-    """Refuse a batch that cannot be shared out, that has unknown tokens or no targets, or that is
-    another one when it is drawn again, so that a resumed run would not repeat."""
+    """Refuse a batch that cannot be shared out, that has unknown tokens or no targets, or that
+    comes out different when it is drawn again, so that a resumed run would not repeat."""
     parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
@@ -893,6 +918,10 @@ PRESETS = {
 
 
 # ---- 10. The command line --------------------------------------------------
+#
+# Options belong to owners: the task's class, Config, Training and Run. `options` reads an owner's
+# options from its constructor, and `help_texts` what --help says of them from its source. All
+# values are in one flat dict, {option: value}, from which `values_for` takes an owner's part.
 
 
 def settings_of(argv):
@@ -916,7 +945,9 @@ def settings_of(argv):
     defaults = default_values(owners) | device_defaults(chosen.device or devices()[0])
     preset = chosen.preset or defaults["preset"]
     require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
-    defaults |= PRESETS[preset].get(task_name, PRESETS[preset]["other"]) | {"preset": preset}
+    of_tasks = PRESETS[preset]
+    defaults |= of_tasks.get(task_name, of_tasks["other"])
+    defaults["preset"] = preset
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--task", metavar="STR", help=names)
     typed = read_flags(parser, argv, owners, defaults)
@@ -961,13 +992,13 @@ def options(owner):
     """{name: its inspect.Parameter} of a dataclass, or of a task's class. Config's sizes are no
     options: they have no default, because they follow from the task."""
     parameters = inspect.signature(owner).parameters
-    return {name: each for name, each in parameters.items() if each.default is not each.empty}
+    return {name: p for name, p in parameters.items() if p.default is not p.empty}
 
 
 def default_values(owners):
     values = {}
     for owner in owners.values():
-        values |= {name: option.default for name, option in options(owner).items()}
+        values |= {name: parameter.default for name, parameter in options(owner).items()}
     return values
 
 
@@ -984,37 +1015,37 @@ def read_flags(parser, argv, owners, defaults):
     """
     for title, owner in owners.items():
         group, texts = parser.add_argument_group(title), help_texts(owner)
-        for name, option in options(owner).items():
-            add_flag(group, name, option, texts.get(name, ""), defaults[name])
+        for name, parameter in options(owner).items():
+            add_flag(group, name, parameter, texts.get(name, ""), defaults[name])
     parsed, unknown = parser.parse_known_args(argv)
     require(not unknown, "unknown", " ".join(unknown), f"not a flag of {', '.join(owners)}")
     return {name: value for name, value in vars(parsed).items() if value is not None}
 
 
-def add_flag(group, name, option, text, default):
+def add_flag(group, name, parameter, text, default):
     """Add the flag of one option. If it is not typed, its value is None, not the default, which is
     only shown."""
     if default not in (None, ""):  # nothing worth showing
         text += f" ({default})"
     flag, text = f"--{name.replace('_', '-')}", text.replace("%", "%%")
     try:
-        group.add_argument(flag, help=text, **values_of_flag(option))
+        group.add_argument(flag, help=text, **values_of_flag(parameter))
     except argparse.ArgumentError:
         raise Refused(f"{name}: an argument of the task has another option's name") from None
 
 
-def values_of_flag(option):
-    """What may follow a flag, as keywords of add_argument."""
-    kind = option.annotation
-    if kind is option.empty:  # a task's argument has the type of its default; None takes an int
-        kind = int if option.default is None else type(option.default)
+def values_of_flag(parameter):
+    """What may follow an option's flag, as keywords of add_argument."""
+    kind, default = parameter.annotation, parameter.default
+    if kind is parameter.empty:  # a task's argument has the type of its default; None takes an int
+        kind = int if default is None else type(default)
     if typing.get_args(kind):  # int | None
         kind = typing.get_args(kind)[0]
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if kind is tuple:
-        kind = type(option.default[0])
-        return {"type": kind, "metavar": kind.__name__.upper(), "nargs": len(option.default)}
+        kind = type(default[0])
+        return {"type": kind, "metavar": kind.__name__.upper(), "nargs": len(default)}
     return {"type": kind, "metavar": kind.__name__.upper()}
 
 
@@ -1039,13 +1070,13 @@ def run_name(task, config, training, typed):
     for name, value in typed.items():
         if name in in_name or name in options(Run):
             continue
-        option = name.replace("_", "-")
+        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(option if value else f"no-{option}")
+            words.append(flag if value else f"no-{flag}")
         elif isinstance(value, list):
-            words.append(f"{option}={'-'.join(map(str, value))}")
+            words.append(f"{flag}={'-'.join(map(str, value))}")
         else:
-            words.append(f"{option}={Path(value).stem if name == 'text' else value}")
+            words.append(f"{flag}={Path(value).stem if name == 'text' else value}")
     return "_".join([*words, f"s{training.seed}"])
 
 
