@@ -205,13 +205,17 @@ COMPARISONS = {
         figure=plot.curves,
         program="examples/sets.py",
     ),
-    "relatives_nano": Comparison(  # 15 seconds a run
-        title="Longer convolutions copy; on Depo1, Canon and two relatives lead",
-        tasks=("copy", "depo1"),
+    "relatives_nano": Comparison(  # 15 seconds to 5 minutes a run
+        title="Convolutions copy; on Depo1 Canon and two more lead, on Text Primer's, at first",
+        tasks=("copy", "depo1", "text"),
         models=RELATIVES,
-        scores={"sequences": "Copy", "depo1": "Depo1"},
+        scores={"sequences": "Copy", "depo1": "Depo1", "text": "Text; fewer are better"},
         program="examples/relatives.py",
-        sizes={"copy": "--N 32 --steps 500", "depo1": "--steps 3000"},
+        sizes={
+            "copy": "--N 32 --steps 500",
+            "depo1": "--steps 3000",
+            "text": "--steps 300 --warmup 30",
+        },
     ),
     "mqar_nano": Comparison(  # one to three minutes a run
         title="MQAR: attention + Canon recalls all; recurrences need a convolution",

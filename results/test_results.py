@@ -377,6 +377,19 @@ def test_relatives():
         assert [label for label in others if lowest[label] >= allowed] == as_good
     rest = [label for label in others if label not in on_depo1]
     assert max(max(plot.last_scores(groups[label], "depo1")) for label in rest) < 0.675
+    bits = {label: plot.last_scores(runs, "text") for label, runs in groups.items()}
+    at_most = mean(bits["Canon"]) + 0.05
+    as_good = [label for label in others if bits[label] and max(bits[label]) <= at_most]
+    assert as_good == ["gated Canon", "Primer's convolution", "Mamba's convolution"]
+    assert max(bits["Primer's convolution"]) < min(bits["Canon"])
+
+
+def test_primers_convolution_on_text_for_longer():
+    name = "text_nano_rope_abcd_canon-type=primer"
+    bits = plot.last_scores([RUNS[f"{name}_s{seed}"] for seed in range(3)], "text")
+    canon = [-score for score in scores("text", CANON)]
+    assert max(bits) > min(canon)  # so it is not better
+    assert f"{mean(bits):.3f} bits in the usual 1,200 steps, Canon {mean(canon):.3f}" in SENTENCES
 
 
 def test_relatives_in_2000_steps():
