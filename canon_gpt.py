@@ -11,14 +11,14 @@ Part I is the whole Transformer: 1 the Canon layer, 2 positions, 3 attention, 4 
 block, 6 configuration, 7 model. Part II replaces attention by linear recurrences: 8 the recurrence,
 9 the same by matrix products, 10 GLA, Mamba2 and Gated DeltaNet. Part I runs without Part II.
 
-To try your own part, write it and enter it in its table, which is CANONS, POSITIONS, MIXERS or
-MLPS; examples/README.md shows how.
+To try your own part, write it and enter it in its table: CANONS, POSITIONS, MIXERS or MLPS.
+examples/README.md shows how.
 
 Shapes in comments: B sequences, T tokens of each, D the model's width, H heads, K the width of a
 head's queries and keys, V that of its values.
 
-Each layer's `forward` has an argument `state`, which is for generation: there a text comes in
-pieces. In training it is None, so on a first reading skip the lines that mention it.
+Most layers' `forward` takes a `state`, for generation, where a text comes in pieces. In training it
+is None, so on a first reading skip the lines that mention it.
 """
 
 import dataclasses

@@ -1765,7 +1765,7 @@ class HasTask(tasks.Copy):
 @parametrize("task, name", [(HasSeed, "seed"), (HasTask, "task")])
 def test_an_argument_with_the_name_of_an_option_is_refused(task, name, refused):
     with patch.dict(tasks.TASKS, own=task):
-        refused("--task own --preset nano".split(), f"{name}: an argument of the task has another")
+        refused("--task own --preset nano".split(), f"{name}: two options have this name")
 
 
 def test_a_command_names_the_program(monkeypatch):

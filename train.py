@@ -156,8 +156,8 @@ def draw_batch(steps_done, task, training):
     inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
     n_targets        how many targets the whole batch has, over all processes; 1 if none
 
-    All three are NumPy's, because workers hand over tensors in shared memory, and a container may
-    have too little of it.
+    None is a tensor, because workers hand over tensors in shared memory, and a container may have
+    too little of it.
     """
     inputs, targets = task.batch(training.seed, steps_done, training.batch_size)
     n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
@@ -317,8 +317,8 @@ def train(task, training, run, model, fast_model, optimizer, scaler, progress):
 
     fast_model  see `make_fast_model`
     scaler      see `make_scaler`
-    progress    the part of a checkpoint that says how far the run is, a dict: the last step that
-                is saved, the seconds until then, and the log so far
+    progress    the part of a checkpoint that says how far the run has got, a dict: the last step
+                that is saved, the seconds until then, and the log so far
     """
     autocast = mixed_precision(training, run)
     steps_done = progress["step"]
@@ -405,7 +405,7 @@ def format_scores(task, scores):
 def finish(task, training, run, model, autocast, progress):
     """Log and print the final scores, what the run cost, and one instance with answers."""
     last = progress["log"][-1]
-    seconds = progress["seconds"]  # with those for compiling and evaluations
+    seconds = progress["seconds"]  # including compiling and evaluations
     final = {
         "step": training.steps,
         "eval": last["eval"],
@@ -678,9 +678,9 @@ def load_checkpoint(out, **parts):
 
 @torch.no_grad()
 def check_model(model, autocast):
-    """Refuse a model that looks ahead, or at other rows of its batch, because it would find tasks
-    too easy; and one that gives other logits when a text comes in pieces, because it would generate
-    wrong answers.
+    """Refuse a model that is random in eval mode; one that looks ahead, or at other rows of its
+    batch, because it would find tasks too easy; and one that gives other logits when a text comes
+    in pieces, because it would generate wrong answers.
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
@@ -723,8 +723,7 @@ def is_random(model, tokens, autocast):
 
 def looks_ahead(model, tokens, cut, autocast):
     """Whether the first row's logits before a cut change with the tokens after it, or with the
-    other row. There are two cuts, because no layer that mixes chunks of tokens has a boundary at
-    both."""
+    other row. There are two cuts, because a chunk's boundary can't be at both."""
 
     def logits_of(inputs):
         torch.manual_seed(0)  # the same dropout
@@ -743,8 +742,8 @@ def looks_ahead(model, tokens, cut, autocast):
 
 
 def differs_in_pieces(model, tokens, cut):
-    """Whether a text in pieces gives other logits than the whole text: a prompt, two single tokens,
-    as in generation, and a longer piece at the end. It has no autocast, which rounds more."""
+    """Whether a text in pieces gives other logits than the whole text: a prompt and two single
+    tokens, as in generation, then a longer piece. Without autocast, which rounds more."""
     model.eval()
     state = State()
     pieces = tokens.tensor_split((cut, cut + 1, cut + 2), dim=1)
@@ -989,8 +988,8 @@ def make_fitted_task(task_name, values, typed):
 
 
 def options(owner):
-    """{name: its inspect.Parameter} of a dataclass, or of a task's class. Config's sizes are no
-    options: they have no default, because they follow from the task."""
+    """{name: its inspect.Parameter} of a dataclass, or of a task's class. Config's vocab_size and
+    block_size are no options: they have no default, because they follow from the task."""
     parameters = inspect.signature(owner).parameters
     return {name: p for name, p in parameters.items() if p.default is not p.empty}
 
@@ -1008,7 +1007,7 @@ def values_for(owner, values):
 
 
 def read_flags(parser, argv, owners, defaults):
-    """{option: value} of the flags that were typed, and of no others.
+    """{option: value} of the typed flags.
 
     owners    {title: the dataclass or task's class whose options may be typed}
     defaults  {option: the value that --help shows}
@@ -1031,7 +1030,7 @@ def add_flag(group, name, parameter, text, default):
     try:
         group.add_argument(flag, help=text, **values_of_flag(parameter))
     except argparse.ArgumentError:
-        raise Refused(f"{name}: an argument of the task has another option's name") from None
+        raise Refused(f"{name}: two options have this name") from None
 
 
 def values_of_flag(parameter):
