@@ -177,7 +177,7 @@ def grade(exercise, submission, timeout):
 
 
 def make_parser(program, doc):
-    """The same as in tasks.py, which is not imported, because it may hold a student's error."""
+    """As in tasks.py, which is not imported, because it may hold a student's error."""
     return argparse.ArgumentParser(
         prog=program,
         description=doc,
