@@ -83,7 +83,7 @@ class Canon(nn.Module):
 
 
 class NoCanon(nn.Module):
-    """Takes the place of a Canon layer where there is none. (nn.Identity takes no state.)"""
+    """Stands in where there is no Canon layer. (nn.Identity takes no state.)"""
 
     def forward(self, x, state=None):
         return x
@@ -104,8 +104,8 @@ def canon_at(point, width, config):
     return layer
 
 
-# To write a text token by token, a model reads it in pieces: first the prompt, then each token that
-# it has written. We call this a stream. What the layers must remember between pieces is kept in one
+# To generate text, a model reads it in pieces: first the prompt, then each token that it has
+# written. We call this a stream. What the layers must remember between pieces is kept in one
 # `State`, which is empty at first. Each layer has its own entry there:
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
@@ -156,7 +156,7 @@ def exchange_tail(layer, x, n, state):
         return None
     B, T, width = x.shape
     tail = state[layer] if layer in state else x.new_zeros(B, n, width)
-    # `cat` copies, even if T >= n and nothing of the tail is left. A view would hold all of x in
+    # `cat` copies, even if T >= n, when nothing of the tail is left. A view would hold all of x in
     # memory, and break AOTInductor, which assumes contiguous inputs (findings/aoti_strides.sh).
     state[layer] = torch.cat([tail[:, T:], x[:, -n:]], dim=1)
     return tail
@@ -249,12 +249,12 @@ class Rotary(Positions):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def _apply(self, fn, recurse=True):
-        """What model.to(..), bfloat16() and to_empty(..) call. The tables are made again, because
-        bfloat16 is too coarse for them, and `to_empty` would leave them uninitialized."""
-        old_device = "cpu" if self.cos.is_meta else self.cos.device  # fn can't read a meta tensor
-        self.cos, self.sin = None, None  # PyTorch leaves out a buffer that is None
+        """What model.to(..), bfloat16() and to_empty(..) call. Then the tables are made again,
+        because bfloat16 is too coarse for them, and `to_empty` leaves them uninitialized."""
+        if self.cos.is_meta:  # fn can't read a meta tensor
+            self.make_tables("cpu")
         super()._apply(fn, recurse)
-        self.make_tables(fn(torch.empty(0, device=old_device)).device)
+        self.make_tables(self.cos.device)
         return self
 
 
@@ -327,8 +327,8 @@ class Attention(Mixer):
 
         scores_mask = self.mask(T, start + T, like=q)  # (T, T_all), (H, T, T_all) or None
         q, k, v = (u.transpose(1, 2) for u in (q, k, v))  # (B, H, T or T_all, K)
-        # y = softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K). If we have no mask, `is_causal` hides
-        # the future.
+        # y = softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K). Without a mask, `is_causal` hides the
+        # future.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=scores_mask, is_causal=(scores_mask is None)
         )
@@ -375,7 +375,7 @@ class ALiBi(Positions):
 
 class HALiBi(Positions):
     """For "halibi": of H heads, head 1 sees one token, itself; head 2 sees the nearest two; and so
-    on up to head H/2. The other half see all. (This is our reading of the paper.)"""
+    on up to head H/2. The other half see everything. (This is our reading of the paper.)"""
 
     def bias(self, T, T_all, device):
         h = head_numbers(self.n_head, device)
@@ -451,14 +451,15 @@ class MLP(nn.Module):
     def forward(self, x, state=None):
         """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
-        if not self.gated:
-            h = self.act(self.canon_d(h, state))
-        elif state is None and self.fuses_gate(h):  # on a GPU, in one kernel
-            h = causal_conv_gated_triton(h, self.canon_d.weight, self.canon_d.residual)
-        else:
-            gate, up = self.canon_d(h, state).chunk(2, dim=-1)  # (B, T, hidden) each
-            h = self.act(gate) * up
+        h = self.gate(h, state) if self.gated else self.act(self.canon_d(h, state))
         return self.down(h)
+
+    def gate(self, h, state):
+        """(B, T, 2 hidden), gate and up side by side -> (B, T, hidden)."""
+        if state is None and self.fuses_gate(h):  # on a GPU, in one kernel
+            return causal_conv_gated_triton(h, self.canon_d.weight, self.canon_d.residual)
+        gate, up = self.canon_d(h, state).chunk(2, dim=-1)
+        return self.act(gate) * up
 
     def fuses_gate(self, h):
         """Whether one GPU kernel does Canon-D and the gate: if Canon-D is the usual layer, and SiLU
@@ -665,8 +666,8 @@ class CanonGPT(nn.Module):
         tokens   (B, T) int64, T >= 1
         targets  (B, T) int64, what should follow each token, and a negative number, such as -1 or
                  PyTorch's -100, where nothing is asked; or None
-        state    None, or the State of a stream, of which `tokens` is the next piece. If there is an
-                 error, it stays as it was
+        state    None, or the State of a stream, of which `tokens` is the next piece. An error
+                 leaves it unchanged
         returns  logits (B, T, vocab_size); the mean loss of the targets, in nats, or None
         """
         limit = self.config.block_size
@@ -684,12 +685,12 @@ class CanonGPT(nn.Module):
             loss = summed_loss(logits, targets) / n_targets
         if state is not None:
             new_state[self] = length
-            state.entries = new_state.entries  # only now, so that an error leaves it as it was
+            state.entries = new_state.entries  # only now, so that an error changes nothing
         return logits, loss
 
     def tie_head(self):
-        """With tie_embeddings, head and embedding have one weight. (Unless somebody has wrapped the
-        head, or parametrized or quantized a weight.)"""
+        """With tie_embeddings, head and embedding have one weight. (But not if the head has been
+        wrapped, or a weight parametrized or quantized.)"""
         types = type(self.head), type(self.head.weight), type(self.embed.weight)
         if self.config.tie_embeddings and types == (nn.Linear, nn.Parameter, nn.Parameter):
             self.head.weight = self.embed.weight
@@ -716,7 +717,8 @@ class CanonGPT(nn.Module):
 
         Dropout and the like stay on unless you call model.eval() first.
         """
-        require(tokens.dim() == 2, "tokens", tuple(tokens.shape), "must be (B, T)")
+        is_batch = tokens.dim() == 2 and tokens.shape[1] > 0
+        require(is_batch, "tokens", tuple(tokens.shape), "must be (B, T), T >= 1")
         require(temperature >= 0, "temperature", temperature, "allowed: 0 or more")
         room = self.config.block_size + 1 - tokens.shape[1]  # the last token is never read
         allowed = f"block_size leaves room for {room}"
@@ -1058,8 +1060,8 @@ def chunked_linear_attention(q, k, v, log_decay, beta=None, S=None, chunk=64, re
 
 # ---- 10. GLA, Mamba2, Gated DeltaNet ---------------------------------------
 #
-# Each projects, mixes neighbours (by Canon-B, by its own short convolution, or by both in this
-# order, which is our choice), turns some projections into decays and strengths, runs the
+# Each projects, mixes neighbours (by Canon-B, then by its own short convolution; each can be off,
+# and their order is our choice), turns some projections into decays and strengths, runs the
 # recurrence, gates what it has read, and projects back. The paper's Canon-AbCD, with a lower-case
 # b, has the short convolution in place of Canon-B: canon="acd" and short_conv=True. Mixer and MLP
 # share about 12 D^2 parameters per layer; Mamba2's key, query and decays add 144 D, which is almost
@@ -1210,9 +1212,9 @@ class Mamba2(LinearMixer):
         value = at_least_float32(heads(value, H))
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         log_decay = -self.A_log.exp() * dt
-        written = dt[..., None] * value  # w_t v_t
+        weighted_value = dt[..., None] * value  # w_t v_t
         query, key = query[:, :, None], key[:, :, None]  # (B, T, 1, K): all heads share them
-        o = self.recur(query, key, written, log_decay, state=state)
+        o = self.recur(query, key, weighted_value, log_decay, state=state)
         y = (o + self.skip[:, None] * value).flatten(-2)
         return self.out(self.norm(y * F.silu(gate)).to(gate.dtype))  # back from float32
 
@@ -1227,7 +1229,7 @@ class GatedDeltaNet(LinearMixer):
     def __init__(self, config):
         super().__init__()
         D = config.d_model
-        # As in the paper, 4 heads at D = 512 and 6 at 768. Two at least is our choice.
+        # As in the paper, 4 heads at D = 512 and 6 at 768. The minimum of two is our choice.
         self.n_head = H = max(2, D // 128)
         config.check_width(multiple_of=4 * H)  # the heads divide the keys' 3D/4
         self.qkv = nn.Linear(D, 3 * D, bias=False)

@@ -17,6 +17,7 @@ A run leaves three files in out/<run>/:
 # line.
 
 import argparse
+import atexit
 import contextlib
 import copy
 import ctypes
@@ -156,8 +157,8 @@ def draw_batch(steps_done, task, training):
     inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
     n_targets        how many targets the whole batch has, over all processes; 1 if none
 
-    None is a tensor, because workers hand over tensors in shared memory, and a container may have
-    too little of it.
+    These are NumPy arrays, because workers would hand over tensors in shared memory, of which a
+    container may have too little.
     """
     inputs, targets = task.batch(training.seed, steps_done, training.batch_size)
     n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
@@ -481,9 +482,6 @@ def main(argv=None):
     except KeyboardInterrupt:
         resume = command_of(["--resume", run.out])
         end(f"stopped; {resume} continues from step {progress['step']}", status=130)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def end(message, status=2):
@@ -762,9 +760,9 @@ def check_batch(task, training, run):
     again = task.batch(training.seed, 0, training.batch_size)
     if not np.array_equal((inputs, targets), again):
         raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
-    largest = max(inputs.max(), targets.max())
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
-    require(largest < task.vocab_size, "token", int(largest), allowed)
+    for token in (inputs.min(), inputs.max(), targets.max(initial=0)):
+        require(0 <= token < task.vocab_size, "token", int(token), allowed)
     require((targets >= 0).any(), "targets", 0, f"{task.name} asks for nothing in its first batch")
 
 
@@ -819,6 +817,7 @@ def join_processes(run):
         if run.device == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its GPU here
         torch.distributed.init_process_group()
+        atexit.register(torch.distributed.destroy_process_group)
 
 
 def sum_over_processes(loss):
@@ -1017,7 +1016,8 @@ def read_flags(parser, argv, owners, defaults):
         for name, parameter in options(owner).items():
             add_flag(group, name, parameter, texts.get(name, ""), defaults[name])
     parsed, unknown = parser.parse_known_args(argv)
-    require(not unknown, "unknown", " ".join(unknown), f"not a flag of {', '.join(owners)}")
+    if unknown:
+        raise Refused(f"{' '.join(unknown)}: not a flag of {', '.join(owners)}")
     return {name: value for name, value in vars(parsed).items() if value is not None}
 
 
