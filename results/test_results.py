@@ -438,6 +438,10 @@ def test_brevo2():
         for label in (f"{mixer}, no convolution", f"{mixer} + Canon-AbCD"):
             runs = runs_of("brevo2", COMPARISONS["linear_nano"].models[label])
             assert len(runs) == 3 and plot.cell(runs, "brevo2") in SENTENCES
+    of_mamba2 = scores("brevo2", f"{MAMBA2} --canon acd")
+    assert sum(share < min(of_mamba2) for share in scores("brevo2", CANON)) == 1  # open
+    half_the_rate = runs_of("brevo2", f"{CANON} --lr 0.0025")
+    assert f"at half the rate it has {plot.cell(half_the_rate, 'brevo2')}" in SENTENCES
 
 
 def test_table_of_keys():
@@ -473,9 +477,10 @@ def test_reproduce(here, capsys):
 def test_front_page_tasks(task):
     """Its row has the means without and with Canon, such as "11 → 78%"."""
     (row,) = [line for line in FRONT_PAGE.splitlines() if line.startswith(f"| `{task}` |")]
-    for flags in ("", NOPE):
+    *_, rope, nope = row.strip("| ").split(" | ")
+    for flags, cell in (("", rope), (NOPE, nope)):
         before = abs(mean(scores(task, flags)))
         after = abs(mean(scores(task, f"{flags} {CANON}")))
         is_share = task not in ("capo", "text")
         unit = "{:.0%} → {:.0%}" if is_share else "{:.2f} → {:.2f}"
-        assert unit.format(before, after).replace("% →", " →") in row.strip("| ").split(" | ")
+        assert unit.format(before, after).replace("% →", " →") == cell
