@@ -84,7 +84,7 @@ def test_R3():
     assert best("depo1", NOPE, "k=1") < 0.34
     for run in runs_of("depo1", NOPE, "small"):
         assert step_of(run, "k=1") < math.inf  # so there it learns something
-    for task in ("depo0", "depo1", "depo2", "brevo1", "text"):
+    for task in ("copy", "depo0", "depo1", "depo2", "brevo1", "text"):
         assert worst(task, NOPE_CANON) > mean(scores(task, CANON)) - 0.05, task
     rope_on_a_gpu = scores("depo1", CANON, preset="small")
     assert min(scores("depo1", NOPE_CANON, preset="small")) > mean(rope_on_a_gpu) - 0.05
