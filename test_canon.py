@@ -1959,9 +1959,9 @@ def test_a_file_that_is_being_read_is_replaced_later(here):
 
 def test_a_resumed_run_keeps_its_settings(refused):
     train.main(tiny("--steps 20"))
-    refused(["--resume", "run", "--lr", "0.5"], "'--lr 0.5': not a flag of a resumed run")
+    refused(["--resume", "run", "--lr", "0.5"], "--lr 0.5: not a flag of a resumed run")
     refused(["--resume", "run", "--out", "other"], "stays in run")
-    refused(["--resume", "run", "--task", "depo"], "'--task depo': not a flag of a resumed run")
+    refused(["--resume", "run", "--task", "depo"], "--task depo: not a flag of a resumed run")
     _, _, training, run = train.settings_of("--resume run --workers 3".split())
     assert (training.steps, run.workers, run.out) == (20, 3, "run")
 
