@@ -106,6 +106,7 @@ def test_R4():
     half_way = (mean(scores("depo1")) + mean(scores("depo1", CANON))) / 2
     assert worst("depo1", "--canon ac") > half_way
     assert worst("depo1", f"{CANON} --canon-frozen") > half_way
+    assert worst("text", CANON) > best("text", f"{CANON} --no-canon-residual")
 
 
 def test_R5():
