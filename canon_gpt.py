@@ -104,9 +104,9 @@ def canon_at(point, width, config):
     return layer
 
 
-# To generate text, a model reads it in pieces: first the prompt, then each token that it has
-# written. We call this a stream. What the layers must remember between pieces is kept in one
-# `State`, which is empty at first. Each layer has its own entry there:
+# To generate text, a model reads it in pieces: first the prompt, then each new token. We call this
+# a stream. What the layers must remember between pieces is kept in one `State`, which is empty at
+# first. Each layer has its own entry there:
 #
 #     state[a Canon layer]     its last three inputs (kernel - 1), (B, 3, width)
 #     state[an Attention]      all keys (after rotary) and values so far: the KV cache
@@ -249,8 +249,8 @@ class Rotary(Positions):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def _apply(self, fn, recurse=True):
-        """What model.to(..), bfloat16() and to_empty(..) call. Then the tables are made again,
-        because bfloat16 is too coarse for them, and `to_empty` leaves them uninitialized."""
+        """What model.to(..), bfloat16() and to_empty(..) call. It makes the tables again, because
+        bfloat16 is too coarse for them, and `to_empty` leaves them uninitialized."""
         if self.cos.is_meta:  # fn can't read a meta tensor
             self.make_tables("cpu")
         super()._apply(fn, recurse)
@@ -451,10 +451,10 @@ class MLP(nn.Module):
     def forward(self, x, state=None):
         """(B, T, D) -> same."""
         h = self.up(x)  # (B, T, up_width)
-        h = self.gate(h, state) if self.gated else self.act(self.canon_d(h, state))
+        h = self.apply_gate(h, state) if self.gated else self.act(self.canon_d(h, state))
         return self.down(h)
 
-    def gate(self, h, state):
+    def apply_gate(self, h, state):
         """(B, T, 2 hidden), gate and up side by side -> (B, T, hidden)."""
         if state is None and self.fuses_gate(h):  # on a GPU, in one kernel
             return causal_conv_gated_triton(h, self.canon_d.weight, self.canon_d.residual)

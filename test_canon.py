@@ -420,13 +420,15 @@ def test_rotary_multiplies_complex_numbers(dims):
 def test_rotary_tables_are_right_on_any_device_and_in_any_dtype():
     (model, empty, assigned), tokens = copies_by_meta(), some_tokens()
     want, _ = model(tokens)
+    original, _, moved = copies_by_meta()
+    assert_same("logits", moved.to("cpu")(tokens)[0], original(tokens)[0])
     with torch.inference_mode():
         assigned(tokens)
     assigned(tokens, tokens)[1].backward()  # of a model that was only read before
     for other in (empty, assigned, assigned.to("cpu"), model.double().float()):
         assert_same("logits", other(tokens)[0], want)
     for other in (assigned.to("meta"), assigned.to("meta").bfloat16(), assigned.half()):
-        assert other(tokens.to("meta"))[0].is_meta  # as .cuda().half() would stay on the GPU
+        assert other(tokens.to("meta"))[0].is_meta
     positions = model.bfloat16().blocks[1].mixer.positions
     assert_same("cos", positions.cos, canon_gpt.rotary_angles(torch.arange(24), 8, 1e4).cos())
     positions.learnt = torch.nn.Parameter(torch.ones(1))

@@ -157,8 +157,7 @@ def draw_batch(steps_done, task, training):
     inputs, targets  (rows, block_size) int64; a target is -1 where nothing is asked
     n_targets        how many targets the whole batch has, over all processes; 1 if none
 
-    These are NumPy arrays, because workers would hand over tensors in shared memory, of which a
-    container may have too little.
+    No tensors: workers would hand them over in shared memory, which a container may lack.
     """
     inputs, targets = task.batch(training.seed, steps_done, training.batch_size)
     n_targets = max(1, (targets >= 0).sum())  # without any, the loss is 0 / 1, not 0 / 0
@@ -761,7 +760,7 @@ def check_batch(task, training, run):
     if not np.array_equal((inputs, targets), again):
         raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
-    for token in (inputs.min(), inputs.max(), targets.max(initial=0)):
+    for token in (inputs.min(), inputs.max(), targets.max(initial=0)):  # not -1
         require(0 <= token < task.vocab_size, "token", int(token), allowed)
     require((targets >= 0).any(), "targets", 0, f"{task.name} asks for nothing in its first batch")
 
@@ -813,7 +812,7 @@ def make_fast_model(model, run, compiled):
 
 def join_processes(run):
     """Under torchrun, meet the other processes."""
-    if WORLD > 1:
+    if WORLD > 1 and not torch.distributed.is_initialized():
         if run.device == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # its GPU here
         torch.distributed.init_process_group()
@@ -1017,7 +1016,7 @@ def read_flags(parser, argv, owners, defaults):
             add_flag(group, name, parameter, texts.get(name, ""), defaults[name])
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise Refused(f"{' '.join(unknown)}: not a flag of {', '.join(owners)}")
+        raise Refused(f"{shlex.join(unknown)}: not a flag of {', '.join(owners)}")
     return {name: value for name, value in vars(parsed).items() if value is not None}
 
 

@@ -206,7 +206,7 @@ COMPARISONS = {
         program="examples/sets.py",
     ),
     "relatives_nano": Comparison(  # 15 seconds to 5 minutes a run
-        title="Convolutions copy, and help on Text; on Depo1 Canon and two more lead",
+        title="Convolutions of 3 or 4 copy, and help on Text; on Depo1 Canon and two more lead",
         tasks=("copy", "depo1", "text"),
         models=RELATIVES,
         scores={"sequences": "Copy", "depo1": "Depo1", "text": "Text; fewer are better"},

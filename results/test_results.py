@@ -388,13 +388,15 @@ def test_relatives():
 def test_the_warm_up_on_text():
     """Primer's convolution, and Canon without its residual, lead only if it is short."""
     short, usual, longer = {}, {}, {}
+    sizes = {"--steps 300 --warmup 30": short, "--steps 300": usual, "": longer}
     for label, flags in (
         ("nothing", ""),
         ("Canon", CANON),
         ("Canon without its residual", f"{CANON} --no-canon-residual"),
         ("Primer's convolution", f"{CANON} --canon-type primer"),
     ):
-        for bits, size in ((short, "--steps 300 --warmup 30"), (usual, "--steps 300"), (longer, "")):
+        for size, bits in sizes.items():
+            # These runs have the default type in their names.
             own_name = " --canon-type conv" if label == "Canon" and size else ""
             bits[label] = plot.last_scores(runs_of("text", f"{size} {flags}{own_name}"), "text")
         assert max(usual[label]) < min(short[label])
@@ -403,13 +405,13 @@ def test_the_warm_up_on_text():
         assert max(short[label]) < min(short["Canon"]) and max(usual[label]) > min(usual["Canon"])
     assert max(longer["Canon"]) < min(longer[without_residual])
     assert min(longer["Canon"]) < max(longer[primers])
-    said = "nothing has {} bits, Canon {}, Primer's {}, and Canon without its residual {},"
+    said = "no mixing has {} bits, Canon {}, Primer's {}, and Canon without its residual {},"
     in_order = [usual[label] for label in ("nothing", "Canon", primers, without_residual)]
     assert said.format(*(f"{mean(bits):.3f}" for bits in in_order)) in SENTENCES
     said = "Canon has {}, Primer's {}, and Canon without its residual {}."
     in_order = [longer[label] for label in ("Canon", primers, without_residual)]
     assert said.format(*(f"{mean(bits):.3f}" for bits in in_order)) in SENTENCES
-    assert f"without its residual ({mean(short[without_residual]):.3f} bits) are" in SENTENCES
+    assert f"without its residual ({mean(short[without_residual]):.3f} bits)." in SENTENCES
 
 
 def test_relatives_in_2000_steps():
@@ -451,9 +453,11 @@ def test_brevo2():
             runs = runs_of("brevo2", COMPARISONS["linear_nano"].models[label])
             assert len(runs) == 3 and plot.cell(runs, "brevo2") in SENTENCES
     of_mamba2 = scores("brevo2", f"{MAMBA2} --canon acd")
-    assert sum(share < min(of_mamba2) for share in scores("brevo2", CANON)) == 1  # open
+    below = [share < min(of_mamba2) for share in scores("brevo2", CANON)]
+    assert below == [False, False, True]  # the third seed
     half_the_rate = runs_of("brevo2", f"{CANON} --lr 0.0025")
-    assert f"at half the rate it has {plot.cell(half_the_rate, 'brevo2')}" in SENTENCES
+    assert min(plot.last_scores(half_the_rate, "brevo2")) < max(of_mamba2)  # open, too
+    assert f"at half the rate: {plot.cell(half_the_rate, 'brevo2')}" in SENTENCES
 
 
 def test_table_of_keys():
