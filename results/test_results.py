@@ -387,8 +387,8 @@ def test_relatives():
 
 def test_the_warm_up_on_text():
     """Primer's convolution, and Canon without its residual, lead only if it is short."""
-    short, usual, longer = {}, {}, {}
-    sizes = {"--steps 300 --warmup 30": short, "--steps 300": usual, "": longer}
+    sizes = {"--steps 300 --warmup 30": {}, "--steps 300": {}, "": {}}
+    short, usual, longer = sizes.values()
     for label, flags in (
         ("nothing", ""),
         ("Canon", CANON),
@@ -399,6 +399,7 @@ def test_the_warm_up_on_text():
             # These runs have the default type in their names.
             own_name = " --canon-type conv" if label == "Canon" and size else ""
             bits[label] = plot.last_scores(runs_of("text", f"{size} {flags}{own_name}"), "text")
+    for label in short:
         assert max(usual[label]) < min(short[label])
     *_, without_residual, primers = short
     for label in (without_residual, primers):
