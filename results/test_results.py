@@ -415,6 +415,12 @@ def test_the_warm_up_on_text():
     assert f"without its residual ({mean(short[without_residual]):.3f} bits)." in SENTENCES
 
 
+def test_ropes_warm_up_on_text():
+    bits = plot.last_scores(runs_of("text", "--warmup 300"), "text")
+    assert min(bits) > -worst("text", CANON)  # so Canon's gain is not a matter of warm-up
+    assert f"not 100, to {mean(bits):.3f}," in SENTENCES
+
+
 def test_relatives_in_2000_steps():
     """None of these three is only slower than Canon."""
     for name in ("shift", "window", "smear"):
