@@ -104,6 +104,8 @@ def canon_at(point, width, config):
     return layer
 
 
+# The rest of this section is for generation only; on a first reading, go on with section 2.
+#
 # To generate text, a model reads it in pieces: first the prompt, then each new token. We call this
 # a stream. What the layers must remember between pieces is kept in one `State`, which is empty at
 # first. Each layer has its own entry there:
