@@ -760,7 +760,7 @@ def check_batch(task, training, run):
     if not np.array_equal((inputs, targets), again):
         raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
-    for token in (inputs.min(), inputs.max(), targets.max(initial=0)):  # not -1
+    for token in (inputs.min(), inputs.max(), targets.max(initial=0)):  # -1 is no token
         require(0 <= token < task.vocab_size, "token", int(token), allowed)
     require((targets >= 0).any(), "targets", 0, f"{task.name} asks for nothing in its first batch")
 
