@@ -98,14 +98,29 @@ def pack(runs, path):
 
 
 def group(runs):
-    """The runs of one figure as groups. Of runs with the same name the last one counts."""
+    """The runs of one figure as groups. Of runs with the same name the last one counts. Raises
+    Refused if the runs of a group differ in more than their seeds."""
     by_name = {run["run"]: run for run in runs}
     shared = shared_flags(runs)
     groups = {}
     for run in sorted(by_name.values(), key=drawing_order):
         label = "_".join(word for word in words_of(run) if word not in shared)
-        groups.setdefault(label, []).append(run)
+        of_group = groups.setdefault(label, [])
+        of_group.append(run)
+        for name in differences(run, of_group[0]):
+            raise Refused(f"{run['run']} and {of_group[0]['run']} differ in {name}, too")
     return groups
+
+
+def differences(run, other):
+    """The settings of model and training, except the seed, that two runs set differently."""
+    names = []
+    for part in ("model", "training"):
+        for name in sorted(run[part].keys() & other[part].keys() - {"seed"}):
+            value, other_value = run[part][name], other[part][name]
+            if value != other_value and None not in (value, other_value):  # None: a default
+                names.append(name)
+    return names
 
 
 def drawing_order(run):

@@ -93,7 +93,7 @@ class Task:
         block_size  context, in tokens; None: as long as the longest instance
 
     The constructor calls `check_fits` with the length of its longest document, because training
-    cuts off a longer one, and scoring it fails. make_task adds `name`, `parameters` and `run_seed`.
+    cuts off a longer one, and scoring it fails. make_task then adds `name`, `parameters` and `run_seed`.
     """
 
     # {score: unit} of what evaluate returns. A unit says how scores are printed: "share", "bits",
@@ -224,6 +224,8 @@ class Task:
         right = []
         for rows in tokens.split(SCORE_BATCH):
             logits, _ = model(rows[:, :-1])
+            found, own = logits.shape[-1], self.vocab_size
+            require(found == own, "logits", found, f"the task has {own} tokens")
             right.append(logits.argmax(-1) == rows[:, 1:])
         # False in front, because nothing predicts the first token.
         return F.pad(torch.cat(right), (1, 0)).cpu().numpy()

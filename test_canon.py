@@ -1027,8 +1027,8 @@ def test_every_preset_names_options_that_fit(preset, name):
 def test_documents_are_enough_to_be_scored():
     """Nothing predicts a document's first token, so it counts for nothing, also where it is a
     target, as in Lano."""
-    task = tasks.Task(block_size=20)
-    task.documents = make_task("lano", root=10, block_size=20).documents
+    task, lano = tasks.Task(block_size=20), make_task("lano", root=10, block_size=20)
+    task.documents, task.vocabulary = lano.documents, lano.vocabulary
     documents = list(task.documents(default_rng([5, tasks.EVAL]), 60))
     predictions = tasks.padded([document.tokens for document in documents])[:, 1:]
     predictions[:, 0] %= 3  # right, but for a 3 after <bos>
@@ -1038,6 +1038,13 @@ def test_documents_are_enough_to_be_scored():
     predicted = sum(len(document.tokens) - 1 for document in documents)
     scores = task.evaluate(model, 5, 60)
     assert scores == pytest.approx({"sequences": 1 - wrong / 60, "tokens": 1 - wrong / predicted})
+
+
+def test_a_model_of_another_task_is_not_scored():
+    """Its tokens would be other words."""
+    model = CanonGPT(Config(vocab_size=11, block_size=20, n_layer=1, n_head=1, d_model=8))
+    with pytest.raises(canon_gpt.Refused, match="logits = 11: the task has 9 tokens"):
+        make_task("copy", N=6).evaluate(model, seed=0, n=2)
 
 
 @parametrize("name", tasks.TASKS)
@@ -1744,6 +1751,7 @@ BAD_FLAGS = [  # the flags, and what the line names
     ("--task copy --weight-decay inf", "weight_decay = inf"),
     ("--task copy --K 5", "--K 5: not a flag of copy, model, training, run"),
     ("--task copy --canon-residual false", "false: not a flag"),
+    ("--task copy --canon-kernel 3", "canon_kernel = 3: has no effect without --canon"),
     ("--task copy --device tpu", "PyTorch sees only: "),
     ("--task copy --out notes.txt", "out = 'notes.txt': File exists"),
     (f"--task copy --out {'x' * 300}", "too long"),
@@ -1754,6 +1762,11 @@ BAD_FLAGS = [  # the flags, and what the line names
 def test_bad_flags_are_refused_before_anything_is_written(flags, words, refused):
     Path("notes.txt").write_text("mine")
     refused(["--preset", "nano", *flags.split()], words)
+
+
+@patch.dict(train.PRESETS["nano"], copy={"learning_rate": 1e-3})
+def test_a_preset_has_only_options(refused):
+    refused("--task copy --preset nano".split(), "learning_rate = 0.001: preset nano has it")
 
 
 class HasSeed(tasks.Copy):
@@ -1770,6 +1783,17 @@ class HasTask(tasks.Copy):
 def test_an_argument_with_the_name_of_an_option_is_refused(task, name, refused):
     with patch.dict(tasks.TASKS, own=task):
         refused("--task own --preset nano".split(), f"{name}: two options have this name")
+
+
+class HasSizes(tasks.Copy):
+    def __init__(self, N=4, sizes=[4, 8], block_size=None):
+        super().__init__(N, block_size)
+
+
+@patch.dict(tasks.TASKS, own=HasSizes)
+def test_a_list_takes_as_many_values_as_it_has():
+    task, _, _, _ = train.settings_of("--task own --preset nano --sizes 16 32".split())
+    assert task.parameters["sizes"] == [16, 32]
 
 
 def test_a_command_names_the_program(monkeypatch):
@@ -1968,6 +1992,40 @@ def test_a_resumed_run_keeps_its_settings(refused):
     assert (training.steps, run.workers, run.out) == (20, 3, "run")
 
 
+class Shuffled(tasks.Copy):
+    """As if its words were a set, whose order differs between processes."""
+
+    def __init__(self, N=8, block_size=None):
+        super().__init__(N, block_size)
+        self.vocabulary.reverse()
+
+
+@patch.dict(tasks.TASKS)
+def test_a_run_does_not_go_on_with_another_vocabulary(refused):
+    train.main(tiny("--steps 2"))
+    tasks.TASKS["copy"] = Shuffled
+    for command, main in ((["--resume", "run"], train.main), (["run"], sample.main)):
+        refused(command, "task = 'copy': its vocabulary isn't the one", main=main)
+
+
+class ManyWeights(Canon):
+    names = ["first", "second"]
+
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        for name in self.names:
+            self.register_parameter(name, torch.nn.Parameter(torch.ones(width)))
+
+
+@patch.dict(canon_gpt.CANONS, own=ManyWeights)
+def test_a_run_does_not_go_on_with_weights_in_another_order(refused):
+    """The optimizer would exchange what it knows of them. A model to look at may have it."""
+    train.main(tiny("--steps 20 --canon a --canon-type own"))
+    with patch.object(ManyWeights, "names", ["second", "first"]):
+        refused(["--resume", "run"], "run/ckpt.pt is another model's: its weights are in another")
+        sample.load_model("run")
+
+
 def test_a_run_does_not_go_on_with_another_text(refused, text_file):
     flags = "--task text --text text.bin --preset nano --n-layer 1 --d-model 16 --steps 1"
     flags += " --device cpu --no-compile --workers 0 --batch-size 1 --eval-size 1 --out run"
@@ -2074,11 +2132,23 @@ class DropsOutAlways(Canon):
         return F.dropout(super().forward(x, state), 0.1)
 
 
+class DrawsAnOrder(Canon):
+    """Which a checkpoint does not have."""
+
+    def __init__(self, width, config):
+        super().__init__(width, config)
+        self.register_buffer("order", torch.randperm(width), persistent=False)
+
+    def forward(self, x, state=None):
+        return super().forward(x, state)[..., self.order]
+
+
 @parametrize("layer, words", [
     (LooksAhead, "looks ahead"),
     (AveragesChunks, "looks ahead"),
     (MixesRows, "looks ahead, or at other rows"),
-    (DropsOutAlways, "random in eval mode"),
+    (DropsOutAlways, "a layer is random: dropout left on"),
+    (DrawsAnOrder, "a layer is random: dropout left on, or a draw that no checkpoint has"),
     (ForgetsItsTail, "streams = False"),
 ])  # fmt: skip
 def test_a_layer_with_a_fault_is_refused(layer, words, refused):
@@ -2144,17 +2214,36 @@ def test_a_task_with_a_fault_is_refused(document, words, refused, monkeypatch):
     refused(tiny("--steps 20"), words)
 
 
-class DrawsByItself(tasks.Copy):
-    """What it asks for, not what is read."""
+class HasItsOwnGenerator(tasks.Copy):
+    """For what it asks for, not what is read."""
+
+    def __init__(self, N=8, block_size=None):
+        super().__init__(N, block_size)
+        self.rng = np.random.default_rng(0)
 
     def batch(self, seed, step, batch_size):
         inputs, targets = super().batch(seed, step, batch_size)
-        return inputs, np.where(np.random.rand(*targets.shape) < 0.5, targets, -1)
+        return inputs, np.where(self.rng.random(targets.shape) < 0.5, targets, -1)
 
 
-@patch.dict(tasks.TASKS, copy=DrawsByItself)
-def test_a_task_whose_batches_do_not_repeat_is_refused(refused):
-    refused(tiny("--steps 20"), "copy draws other batches each time")
+class DrawsWhenMade(tasks.Copy):
+    """The same batches as long as it lives."""
+
+    def __init__(self, N=8, block_size=None):
+        super().__init__(N, block_size)
+        self.asked = np.random.default_rng().random(self.block_size) < 0.5
+
+    def batch(self, seed, step, batch_size):
+        inputs, targets = super().batch(seed, step, batch_size)
+        return inputs, np.where(self.asked, targets, -1)
+
+
+@parametrize("task", [HasItsOwnGenerator, DrawsWhenMade])
+def test_a_task_whose_batches_do_not_repeat_is_refused(task, refused):
+    with patch.dict(tasks.TASKS, copy=task):
+        refused(tiny("--steps 20"), "copy draws other batches each time")
+
+
 
 
 def test_a_closed_stderr_is_no_fault(here, monkeypatch):
@@ -2426,6 +2515,17 @@ def test_figures_and_groups_follow_from_names():
     assert list(last.items()) == list(expected.items())
     shown = [plot.in_words(label, runs) for label, runs in groups.items()]
     assert shown == ["mine", "rope without Canon", "rope abcd lr=0.1", "rope abcd lr=0.2"]
+
+
+def test_unlike_runs_are_no_seeds_of_one_model(refused):
+    """As where a preset was edited between them. None is a default."""
+    runs = [toy_run("rope_abcd", 0.1, short_conv=None), toy_run("rope_abcd", 0.2, seed=1)]
+    runs[1]["model"]["short_conv"] = False
+    assert len(plot.group(runs)) == 1
+    runs[1]["training"]["lr"], runs[0]["training"]["lr"] = 0.1, 0.01
+    plot.pack(runs, "runs.json")
+    words = "depo1_nano_rope_abcd_s1 and depo1_nano_rope_abcd_s0 differ in lr, too"
+    refused(["runs.json"], words, main=plot.main)
 
 
 def test_many_lines_of_one_kind_differ_in_colour():

@@ -23,6 +23,7 @@ import copy
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import inspect
 import json
 import math
@@ -533,6 +534,7 @@ def about_run(task, config, training, run, model, compiled, command):
         "execution": execution,
         "units": task.units,
         "chance": task.chance,
+        "vocabulary": hash_of(task.vocabulary),
         "parameters": model.parameter_counts(),
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
@@ -543,6 +545,10 @@ def about_run(task, config, training, run, model, compiled, command):
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+def hash_of(vocabulary):
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
 def processor_name(device):
@@ -604,6 +610,9 @@ def task_and_config(about):
     try:
         run_seed = about["training"].get("seed", Training.seed)
         task = make_task(**about["task"], run_seed=run_seed)
+        words = hash_of(task.vocabulary)  # the order of a set, say, differs between processes
+        same = about.get("vocabulary", words) == words
+        require(same, "task", task.name, "its vocabulary isn't the one that the run began with")
         return task, Config(**about["model"])
     except Refused as error:  # your own part may not have been imported
         raise Refused(f"{error}. The run was begun by: {about['command']}") from None
@@ -664,6 +673,9 @@ def load_checkpoint(out, **parts):
     try:
         for name, part in parts.items():
             part.load_state_dict(saved[name])
+        in_order = list(saved["model"]) == list(parts["model"].state_dict())
+        if "optimizer" in parts and not in_order:  # it knows weights only by their order
+            raise ValueError("its weights are in another order")
         return {name: saved[name] for name in ("step", "seconds", "log")}
     except (KeyError, RuntimeError, ValueError) as error:  # what PyTorch raises for another model
         reason = " ".join(str(error).split())[:200]
@@ -675,9 +687,9 @@ def load_checkpoint(out, **parts):
 
 @torch.no_grad()
 def check_model(model, autocast):
-    """Refuse a model that is random in eval mode; one that looks ahead, or at other rows of its
-    batch, because it would find tasks too easy; and one that gives other logits when a text comes
-    in pieces, because it would generate wrong answers.
+    """Refuse a model that is random in eval mode, or each time that it is made; one that looks
+    ahead, or at other rows of its batch, because it would find tasks too easy; and one that gives
+    other logits when a text comes in pieces, because it would generate wrong answers.
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
@@ -694,7 +706,7 @@ def check_model(model, autocast):
     cut = max(1, 2 * length // 3)
     fault = None
     if is_random(model, tokens, autocast):
-        fault = "a layer is random in eval mode, like dropout left on (or NaN)"
+        fault = "a layer is random: dropout left on, or a draw that no checkpoint has (or NaN)"
     elif looks_ahead(model, tokens, cut, autocast):
         fault = "a layer looks ahead, or at other rows of the batch"
     elif model.streams and differs_in_pieces(model, tokens, cut):
@@ -710,11 +722,15 @@ def differ(a, b, tolerance):
 
 
 def is_random(model, tokens, autocast):
-    """Whether the model gives other logits the second time. Usually both have the same bits."""
+    """Whether another model with the same checkpoint gives other logits, in eval mode. Usually both
+    have the same bits."""
+    other = CanonGPT(model.config).to(tokens.device)
+    other.load_state_dict(model.state_dict())
     model.eval()  # without dropout
+    other.eval()
     with autocast:
         logits, _ = model(tokens)
-        again, _ = model(tokens)
+        again, _ = other(tokens)
     return differ(again, logits, tolerance=1e-6)
 
 
@@ -751,14 +767,18 @@ def differs_in_pieces(model, tokens, cut):
 
 def check_batch(task, training, run):
     """Refuse a batch that cannot be shared out, that has unknown tokens or no targets, or that
-    comes out different when it is drawn again, so that a resumed run would not repeat."""
+    comes out different when it is drawn again, also by the same task made again, so that a resumed
+    run would not repeat."""
     parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     inputs, targets = task.batch(training.seed, 0, training.batch_size)
-    again = task.batch(training.seed, 0, training.batch_size)
-    if not np.array_equal((inputs, targets), again):
-        raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
+    made_again = make_task(task.name, task.run_seed, **task.parameters)
+    for same in (task, made_again):
+        again = same.batch(training.seed, 0, training.batch_size)
+        if not np.array_equal((inputs, targets), again):
+            name = task.name
+            raise Refused(f"{name} draws other batches each time: all chance must come from rng")
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
     for token in (inputs.min(), inputs.max(), targets.max(initial=0)):  # -1 is no token
         require(0 <= token < task.vocab_size, "token", int(token), allowed)
@@ -943,7 +963,10 @@ def settings_of(argv):
     preset = chosen.preset or defaults["preset"]
     require(preset in PRESETS, "preset", preset, f"allowed: {', '.join(PRESETS)}")
     of_tasks = PRESETS[preset]
-    defaults |= of_tasks.get(task_name, of_tasks["other"])
+    of_task = of_tasks.get(task_name, of_tasks["other"])
+    for name, value in of_task.items():
+        require(name in defaults, name, value, f"preset {preset} has it, but it is no option")
+    defaults |= of_task
     defaults["preset"] = preset
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--task", metavar="STR", help=names)
@@ -955,6 +978,9 @@ def settings_of(argv):
     if values["steps"] is None:  # Capo derives them from --exposures
         values["steps"] = task.steps(max(1, values["batch_size"]))  # Training refuses less than 1
     config = Config(task.vocab_size, task.block_size, **values_for(Config, values))
+    for name, value in typed.items():
+        has_effect = config.canon or not name.startswith("canon_")
+        require(has_effect, name, value, "has no effect without --canon, such as --canon abcd")
     training, run = Training(**values_for(Training, values)), Run(**values_for(Run, values))
     run.out = run.out or str(Path("out", run_name(task, config, training, typed)))
     return task, config, training, run
@@ -1041,7 +1067,7 @@ def values_of_flag(parameter):
         kind = typing.get_args(kind)[0]
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if kind is tuple:
+    if kind in (tuple, list):
         kind = type(default[0])
         return {"type": kind, "metavar": kind.__name__.upper(), "nargs": len(default)}
     return {"type": kind, "metavar": kind.__name__.upper()}

@@ -175,6 +175,32 @@ def test_a_text_of_tokens(here, monkeypatch):
         assert sample.complete_prompt(task, model, "x", 0.0, seed=0).startswith("[599]")
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch 2.9 brought it")
+@patch.dict(train.OPTIMIZERS)
+def test_muon(here):
+    """The optimizer on the page resumes to the same bits. Canon's weights are left to AdamW."""
+    page = (HERE / "README.md").read_text()
+    (code,) = re.findall(r"^```python\n(import torch\nimport train.*?)^if", page, re.M | re.S)
+    exec(code, {})
+    flags = f"{COPY_8} --canon abcd --optimizer muon --preset nano --steps 40 --eval-size 4 --out "
+    train.main((flags + "whole").split())
+    save = train.save_checkpoint
+
+    def save_once(out, progress, **parts):
+        save(out, progress, **parts)
+        raise KeyboardInterrupt
+
+    with patch.object(train, "save_checkpoint", save_once), pytest.raises(SystemExit):
+        train.main((flags + "stopped").split())
+    train.main(["--resume", "stopped"])
+    paths = ["whole/ckpt.pt", "stopped/ckpt.pt"]
+    whole, resumed = [torch.load(path, weights_only=True) for path in paths]
+    assert_close(resumed["model"], whole["model"], rtol=0, atol=0)
+    _, of_adamw = whole["optimizer"]["parts"]
+    kept = sum(len(group["params"]) for group in of_adamw["param_groups"])
+    assert kept == 4 + 5  # Canon's, and those of norms, embedding and head
+
+
 # ---- llama.py --------------------------------------------------------------
 
 

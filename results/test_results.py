@@ -141,6 +141,8 @@ def test_R10_and_R11():
     for mixer in (GLA, GDN):
         assert worst("depo0", f"{earlier} {mixer} --canon acd", "k=1") > 0.99
         assert best("depo0", f"{earlier} {mixer} --canon acd", "k=4") < with_nope
+    with_rope4 = worst("depo0", f"{earlier} {ROPE4_CANON}", "k=4")
+    assert best("depo0", f"{earlier} {GLA} --canon acd", "k=4") < with_rope4
     attention = worst("mqar", f"--n-layer 2 {CANON}", "tokens")
     for mixer in ("--mixer gla", f"{MAMBA2} --no-short-conv", f"{GDN} --no-short-conv"):
         assert best("mqar", f"--n-layer 2 {mixer} {CANON}", "tokens") < attention
