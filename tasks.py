@@ -93,7 +93,8 @@ class Task:
         block_size  context, in tokens; None: as long as the longest instance
 
     The constructor calls `check_fits` with the length of its longest document, because training
-    cuts off a longer one, and scoring it fails. make_task then adds `name`, `parameters` and `run_seed`.
+    cuts off a longer one, and scoring it fails. make_task then adds `name`, `parameters` and
+    `run_seed`.
     """
 
     # {score: unit} of what evaluate returns. A unit says how scores are printed: "share", "bits",
