@@ -214,7 +214,7 @@ COMPARISONS = {
         sizes={
             "copy": "--N 32 --steps 500",
             "depo1": "--steps 3000",
-            "text": "--steps 300 --warmup 30",
+            "text": "--steps 300",
         },
     ),
     "mqar_nano": Comparison(  # one to three minutes a run
