@@ -74,8 +74,7 @@ class Canon(nn.Module):
 
     def forward(self, x, state=None):
         """(B, T, width) -> same. With a state (see `State`), x is the next piece of a text."""
-        # If you edit this method, let MLP.fuses_gate return False: on a GPU, a kernel does what
-        # Canon-D would do here.
+        # If you edit this, let MLP.fuses_gate return False: on a GPU, a kernel replaces Canon-D's.
         n_earlier = len(self.weight) - 1
         tail = exchange_tail(self, x, n_earlier, state)  # the inputs before x; None means zeros
         if not self.silu:

@@ -98,29 +98,28 @@ def pack(runs, path):
 
 
 def group(runs):
-    """The runs of one figure as groups. Of runs with the same name the last one counts. Raises
-    Refused if the runs of a group differ in more than their seeds."""
+    """The runs of one figure as groups. Of runs with the same name the last one counts."""
     by_name = {run["run"]: run for run in runs}
     shared = shared_flags(runs)
     groups = {}
     for run in sorted(by_name.values(), key=drawing_order):
         label = "_".join(word for word in words_of(run) if word not in shared)
-        of_group = groups.setdefault(label, [])
-        of_group.append(run)
-        for name in differences(run, of_group[0]):
-            raise Refused(f"{run['run']} and {of_group[0]['run']} differ in {name}, too")
+        first = groups.get(label, [run])[0]
+        label = "_".join([label, *differences(run, first)])  # a preset was edited between them
+        groups.setdefault(label, []).append(run)
     return groups
 
 
 def differences(run, other):
-    """The settings of model and training, except the seed, that two runs set differently."""
-    names = []
+    """What a run's model and training have otherwise than another run's, but for the seed:
+    ["lr=0.1"]."""
+    found = []
     for part in ("model", "training"):
         for name in sorted(run[part].keys() & other[part].keys() - {"seed"}):
             value, other_value = run[part][name], other[part][name]
             if value != other_value and None not in (value, other_value):  # None: a default
-                names.append(name)
-    return names
+                found.append(f"{name}={value}")
+    return found
 
 
 def drawing_order(run):

@@ -548,7 +548,8 @@ def about_run(task, config, training, run, model, compiled, command):
 
 
 def hash_of(vocabulary):
-    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+    words = [str(word) for word in vocabulary]  # your own may be numbers
+    return hashlib.sha256(repr(words).encode()).hexdigest()
 
 
 def processor_name(device):
@@ -610,9 +611,9 @@ def task_and_config(about):
     try:
         run_seed = about["training"].get("seed", Training.seed)
         task = make_task(**about["task"], run_seed=run_seed)
-        words = hash_of(task.vocabulary)  # the order of a set, say, differs between processes
-        same = about.get("vocabulary", words) == words
-        require(same, "task", task.name, "its vocabulary isn't the one that the run began with")
+        now = hash_of(task.vocabulary)  # the order of a set, say, differs between processes
+        begun_so = about.get("vocabulary", now) == now
+        require(begun_so, "task", task.name, "its vocabulary isn't the one that the run began with")
         return task, Config(**about["model"])
     except Refused as error:  # your own part may not have been imported
         raise Refused(f"{error}. The run was begun by: {about['command']}") from None
@@ -673,8 +674,8 @@ def load_checkpoint(out, **parts):
     try:
         for name, part in parts.items():
             part.load_state_dict(saved[name])
-        in_order = list(saved["model"]) == list(parts["model"].state_dict())
-        if "optimizer" in parts and not in_order:  # it knows weights only by their order
+        # An optimizer knows weights only by their order.
+        if "optimizer" in parts and list(saved["model"]) != list(parts["model"].state_dict()):
             raise ValueError("its weights are in another order")
         return {name: saved[name] for name in ("step", "seconds", "log")}
     except (KeyError, RuntimeError, ValueError) as error:  # what PyTorch raises for another model
@@ -687,9 +688,9 @@ def load_checkpoint(out, **parts):
 
 @torch.no_grad()
 def check_model(model, autocast):
-    """Refuse a model that is random in eval mode, or each time that it is made; one that looks
-    ahead, or at other rows of its batch, because it would find tasks too easy; and one that gives
-    other logits when a text comes in pieces, because it would generate wrong answers.
+    """Refuse a model that is random in eval mode, or that a checkpoint does not restore; one that
+    looks ahead, or at other rows of its batch, because it would find tasks too easy; and one that
+    gives other logits when a text comes in pieces, because it would generate wrong answers.
 
     It adds noise to the weights of a copy, because a layer that starts at zero would hide a fault.
     """
@@ -706,7 +707,7 @@ def check_model(model, autocast):
     cut = max(1, 2 * length // 3)
     fault = None
     if is_random(model, tokens, autocast):
-        fault = "a layer is random: dropout left on, or a draw that no checkpoint has (or NaN)"
+        fault = "a layer is random in eval mode, or differs when it is loaded again (or NaN)"
     elif looks_ahead(model, tokens, cut, autocast):
         fault = "a layer looks ahead, or at other rows of the batch"
     elif model.streams and differs_in_pieces(model, tokens, cut):
@@ -722,9 +723,9 @@ def differ(a, b, tolerance):
 
 
 def is_random(model, tokens, autocast):
-    """Whether another model with the same checkpoint gives other logits, in eval mode. Usually both
-    have the same bits."""
-    other = CanonGPT(model.config).to(tokens.device)
+    """Whether the model gives other logits when it is made and loaded again. Usually both have the
+    same bits."""
+    other = type(model)(model.config).to(tokens.device)
     other.load_state_dict(model.state_dict())
     model.eval()  # without dropout
     other.eval()
@@ -767,18 +768,17 @@ def differs_in_pieces(model, tokens, cut):
 
 def check_batch(task, training, run):
     """Refuse a batch that cannot be shared out, that has unknown tokens or no targets, or that
-    comes out different when it is drawn again, also by the same task made again, so that a resumed
+    comes out different when the task is made again and draws in another order, so that a resumed
     run would not repeat."""
     parts = WORLD * run.grad_accum  # micro-batches of a step, over all processes
     allowed = f"must be a multiple of {parts}"
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     inputs, targets = task.batch(training.seed, 0, training.batch_size)
-    made_again = make_task(task.name, task.run_seed, **task.parameters)
-    for same in (task, made_again):
-        again = same.batch(training.seed, 0, training.batch_size)
-        if not np.array_equal((inputs, targets), again):
-            name = task.name
-            raise Refused(f"{name} draws other batches each time: all chance must come from rng")
+    resumed = make_task(task.name, task.run_seed, **task.parameters)
+    resumed.batch(training.seed, 1, training.batch_size)  # a generator of its own would move on
+    again = resumed.batch(training.seed, 0, training.batch_size)
+    if not np.array_equal((inputs, targets), again):
+        raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")
     allowed = f"{task.name} has a vocabulary of {task.vocab_size}"
     for token in (inputs.min(), inputs.max(), targets.max(initial=0)):  # -1 is no token
         require(0 <= token < task.vocab_size, "token", int(token), allowed)

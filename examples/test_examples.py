@@ -196,7 +196,8 @@ def test_muon(here):
     paths = ["whole/ckpt.pt", "stopped/ckpt.pt"]
     whole, resumed = [torch.load(path, weights_only=True) for path in paths]
     assert_close(resumed["model"], whole["model"], rtol=0, atol=0)
-    _, of_adamw = whole["optimizer"]["parts"]
+    of_muon, of_adamw = whole["optimizer"]["parts"]
+    assert of_muon["param_groups"][0]["weight_decay"] == train.Training().weight_decay
     kept = sum(len(group["params"]) for group in of_adamw["param_groups"])
     assert kept == 4 + 5  # Canon's, and those of norms, embedding and head
 
