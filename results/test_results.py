@@ -280,7 +280,7 @@ def test_six_seeds_of_rope4():
     verdict = "is the better recipe" if as_large <= 0.05 * 924 else "is not shown to be better"
     shares = f"{100 * mean(rope4):.0f} against {100 * mean(rope):.0f}% of the answers"
     assert mean(rope4) > mean(rope) and f"{shares}, and {as_large} of 924" in SENTENCES
-    assert f"that was written after three seeds, it {verdict}" in SENTENCES
+    assert f"that was written after three seeds, RoPE(1/4) {verdict}" in SENTENCES
 
 
 def test_other_positions():
