@@ -211,7 +211,7 @@ def test_the_layer_in_readme():
     (layer,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert layer.split("import torch\n")[1] in (HERE / "llama.py").read_text()
     text = (HERE / "README.md").read_text()
-    (step,) = re.findall(r"^    def step.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    (step,) = re.findall(r"^    def step\(self, x.*?\n\n", text, re.MULTILINE | re.DOTALL)
     names = {}
     exec(layer + step, names)
     x, canon = torch.randn(2, 9, 6), names["Canon"](6)
