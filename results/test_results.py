@@ -404,7 +404,7 @@ def test_the_warm_up_on_text():
     now = [bits(f"{usual} {flags}") for flags in (primer, no_residual)]
     said = "Primer's ({} bits) and Canon without its residual ({}) led Canon ({}) on each seed. "
     said += "With 100 they do not ({} and {})"
-    assert said.format(*at_first, *now) in SENTENCES
+    assert said.format(*at_first + now) in SENTENCES
     longer = [bits(flags) for flags in (CANON, primer, no_residual)]
     said = "In 1,200 steps Canon has {}, Primer's {}, and Canon without its residual {}."
     assert said.format(*longer) in SENTENCES
