@@ -775,7 +775,7 @@ def check_batch(task, training, run):
     require(training.batch_size % parts == 0, "batch_size", training.batch_size, allowed)
     inputs, targets = task.batch(training.seed, 0, training.batch_size)
     resumed = make_task(task.name, task.run_seed, **task.parameters)
-    resumed.batch(training.seed, 1, training.batch_size)  # a generator of its own would move on
+    resumed.batch(training.seed, 1, batch_size=1)  # a generator of its own would move on
     again = resumed.batch(training.seed, 0, training.batch_size)
     if not np.array_equal((inputs, targets), again):
         raise Refused(f"{task.name} draws other batches each time: all chance must come from rng")

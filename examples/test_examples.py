@@ -152,10 +152,15 @@ def test_graft(here, capsys):
     assert begun == "out/own, 1 more steps:" and len(rows) == 4
 
 
+def file_on_the_page(first_line):
+    """The Python file in examples/README.md that begins so, but for its last lines, which train."""
+    page = (HERE / "README.md").read_text()
+    (code,) = re.findall(rf"^```python\n({first_line}\n.*?)^if", page, re.MULTILINE | re.DOTALL)
+    return code
+
+
 def test_a_text_of_tokens(here, monkeypatch):
     """The class on the page reads uint16, trains, and continues a prompt."""
-    page = (HERE / "README.md").read_text()
-    (code,) = re.findall(r"^```python\n(import functools.*?)^if", page, re.MULTILINE | re.DOTALL)
     encoding = SimpleNamespace(
         n_vocab=600, encode=lambda text: [599], decode=lambda numbers: f"{numbers}"
     )
@@ -164,7 +169,7 @@ def test_a_text_of_tokens(here, monkeypatch):
     numbers = numpy.random.default_rng(0).integers(0, 600, 200_000).astype(numpy.uint16)
     numbers.tofile("train.bin")
     with fresh_tables():
-        exec(code, {})
+        exec(file_on_the_page("import functools"), {})
         inputs, targets = tasks.make_task("tokens").batch(seed=0, step=0, batch_size=2)
         windows = numpy.lib.stride_tricks.sliding_window_view(numbers, 257)
         read = numpy.append(inputs[0], targets[0, -1]) - 1
@@ -179,9 +184,7 @@ def test_a_text_of_tokens(here, monkeypatch):
 @patch.dict(train.OPTIMIZERS)
 def test_muon(here):
     """The optimizer on the page resumes to the same bits. Canon's weights are left to AdamW."""
-    page = (HERE / "README.md").read_text()
-    (code,) = re.findall(r"^```python\n(import torch\nimport train.*?)^if", page, re.M | re.S)
-    exec(code, {})
+    exec(file_on_the_page("import torch\nimport train"), {})
     flags = f"{COPY_8} --canon abcd --optimizer muon --preset nano --steps 40 --eval-size 4 --out "
     train.main((flags + "whole").split())
     save = train.save_checkpoint
